@@ -1,0 +1,59 @@
+# Everything a user types. Each target sets up what it needs in .venv, once.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROMPTS := --prompt "It was a fine morning in May, and" --prompt "She had not been long in the room when" \
+  --prompt "Mr. Darcy looked at her with" --prompt "The letter which Emma received from her sister"
+DEMO_ARGS ?= --max-new-tokens 128
+CXX_SOURCES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: help setup build demo test lint format wheel clean
+
+help:
+	@echo "make demo    generate text with the built-in model, speculating through specmeta"
+	@echo "make test    run every test"
+	@echo "make lint    ruff, mypy, clang-format"
+	@echo "make wheel   build dist/*.whl and run it in a clean environment"
+	@echo "make build   build the library only (SPECMETA_CUDA=auto|0|1)"
+
+setup: $(VENV)/.installed
+build: $(VENV)/.built
+
+$(VENV)/.installed: requirements.txt
+	@echo "== setting up $(VENV) (torch is large: the first time takes minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specmeta needs Python 3.10 or later: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(filter csrc/%,$(CXX_SOURCES))
+	@echo "== building the library (SPECMETA_CUDA=$${SPECMETA_CUDA:-auto})"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+demo: build
+	@echo "== four prompts in one batch, with and without speculation"
+	@$(BIN)/python -m specmeta generate $(PROMPTS) $(DEMO_ARGS)
+
+test: build
+	@echo "== running the tests"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+lint: build
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(CXX_SOURCES)
+
+wheel: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@tools/check_wheel.sh dist/specmeta-*.whl
+
+clean:
+	rm -rf build dist *.egg-info specmeta/*.so $(VENV)/.built

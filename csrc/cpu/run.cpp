@@ -1,0 +1,31 @@
+#include "run.h"
+
+#include "specmeta/accept.h"
+#include "specmeta/advance.h"
+#include "specmeta/cta.h"
+#include "specmeta/draft_step.h"
+#include "specmeta/stage.h"
+
+namespace specmeta::cpu {
+
+void run(const AdvanceParams& params) {
+  SerialCta<LayoutRow> cta;
+  advance(cta, params);
+}
+
+void run(const StageParams& params) {
+  SerialCta<LayoutRow> cta;
+  stage(cta, params);
+}
+
+void run(const AcceptParams& params) {
+  SerialCta<AcceptRow> cta;
+  accept(cta, params);
+}
+
+void run(const DraftStepParams& params) {
+  SerialCta<LayoutRow> cta;
+  draft_step(cta, params);
+}
+
+}  // namespace specmeta::cpu

@@ -1,0 +1,256 @@
+#include "arguments.h"
+
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
+#include <stdexcept>
+
+namespace specmeta {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using torch::stable::detail::to;
+
+// What a tensor without elements points to: not null, since null means "not given", and never read.
+alignas(8) char no_elements[8];
+
+std::string brackets(const torch::headeronly::IntHeaderOnlyArrayRef& values) {
+  std::string text = "[";
+  for (size_t i = 0; i < values.size(); ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + "]";
+}
+
+// As Python writes it.
+std::string dtype_name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    default:
+      return torch::headeronly::toString(type);
+  }
+}
+
+std::string device_name(int32_t type, int32_t index) {
+  if (type == aoti_torch_device_type_cpu()) return "cpu";
+  return (type == aoti_torch_device_type_cuda() ? "cuda:" : "device " + std::to_string(type) + ":") +
+         std::to_string(index);
+}
+
+// A dimension of a shape such as "B+1": its symbol (or '1') and what is added to it.
+struct Dim {
+  char symbol;
+  int64_t plus;
+};
+
+int parse_shape(const std::string& shape, Dim dims[2]) {
+  int rank = 0;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == '+') {
+      dims[rank - 1].plus = 1;
+      ++i;
+    } else if (shape[i] != ',') {
+      dims[rank++] = {shape[i], 0};
+    }
+  }
+  return rank;
+}
+
+}  // namespace
+
+Arguments::Arguments(const OpSpec& op, StableIValue* stack) : op_(op) {
+  // Own everything before anything may throw.
+  for (const ArgSpec& spec : op.args) {
+    Value& value = values_.at(num_values_);
+    const StableIValue item = stack[num_values_++];
+    value.spec = &spec;
+    value.given = true;
+    if (spec.kind == ArgKind::kTensor) {
+      value.tensor = spec.required ? to<Tensor>(item) : to<std::optional<Tensor>>(item);
+      value.given = value.tensor.has_value();
+    } else if (spec.kind == ArgKind::kBool) {
+      value.integer = to<bool>(item);
+    } else if (spec.default_value == "None") {
+      const auto integer = to<std::optional<int64_t>>(item);
+      value.given = integer.has_value();
+      value.integer = integer.value_or(0);
+    } else {
+      value.integer = to<int64_t>(item);
+    }
+  }
+  for (size_t i = 0; i < num_values_; ++i) {
+    Value& value = values_[i];
+    if (!value.given) continue;
+    if (value.spec->kind == ArgKind::kTensor) {
+      check_tensor(value);
+      check_shape(value);
+    } else if (value.spec->kind == ArgKind::kInt) {
+      const ArgSpec& spec = *value.spec;
+      if (value.integer < spec.low || value.integer > spec.high) {
+        fail(spec.name.c_str(), "an integer in [" + std::to_string(spec.low) + ", " + std::to_string(spec.high) + "]",
+             std::to_string(value.integer));
+      }
+    }
+  }
+  check_overlap();
+}
+
+void Arguments::check_tensor(Value& value) {
+  const ArgSpec& spec = *value.spec;
+  const char* name = spec.name.c_str();
+  const Tensor& tensor = *value.tensor;
+
+  const ScalarType type = tensor.scalar_type();
+  value.wide = type == ScalarType::Long;
+  static constexpr const char* kExpected[] = {"dtype int32", "dtype int64", "dtype int32 or int64"};
+  const bool right = spec.dtype == DType::kInt32   ? type == ScalarType::Int
+                     : spec.dtype == DType::kInt64 ? value.wide
+                                                   : value.wide || type == ScalarType::Int;
+  if (!right) fail(name, kExpected[static_cast<int>(spec.dtype)], dtype_name(type));
+
+  int32_t device_type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
+  const int32_t device_index = tensor.get_device_index();
+  if (!first_tensor_) {
+    first_tensor_ = &value;
+    device_type_ = device_type;
+    device_index_ = device_index;
+  } else if (device_type != device_type_ || device_index != device_index_) {
+    fail(name, "a tensor on " + device_name(device_type_, device_index_) + " as " + first_tensor_->spec->name,
+         device_name(device_type, device_index));
+  }
+}
+
+void Arguments::check_shape(Value& value) {
+  const ArgSpec& spec = *value.spec;
+  const char* name = spec.name.c_str();
+  const Tensor& tensor = *value.tensor;
+
+  Dim dims[2];
+  const int rank = parse_shape(spec.shape, dims);
+  const auto shape = tensor.sizes();
+  if (static_cast<int>(shape.size()) != rank) {
+    fail(name, "shape [" + spec.shape + "]", brackets(shape));
+  }
+  for (int d = 0; d < rank; ++d) {
+    const int64_t n = shape[d];
+    value.shape[d] = n;
+    if (n >= kInt32Max) fail(name, "sizes below 2147483647", brackets(shape));
+    if (dims[d].symbol == '1' && n != 1) fail(name, "shape [1]", brackets(shape));
+    if (dims[d].symbol == '1' || dims[d].symbol == 'Z') continue;
+    Size& size = sizes_[dims[d].symbol - 'A'];
+    if (size.value < 0) {
+      if (n < dims[d].plus) fail(name, "shape [" + spec.shape + "]: at least one element", brackets(shape));
+      size = {n - dims[d].plus, name};
+    } else if (n != size.value + dims[d].plus) {
+      fail(name,
+           "shape [" + spec.shape + "] with " + dims[d].symbol + " = " + std::to_string(size.value) + " as in " +
+               size.from,
+           brackets(shape));
+    }
+  }
+
+  const auto strides = tensor.strides();
+  const int64_t n = shape[0] * (rank == 2 ? shape[1] : 1);
+  value.stride = rank == 2 ? strides[0] : 0;
+  if (n > 0) {
+    const int64_t last = shape[rank - 1];
+    const bool dense = last == 1 || strides[rank - 1] == 1;
+    const bool apart = rank == 1 || shape[0] == 1 || !spec.written || strides[0] >= last;
+    if (!dense || !apart) {
+      fail(name, rank == 1 ? "a contiguous tensor" : "rows that are contiguous and do not overlap",
+           "strides " + brackets(strides));
+    }
+    value.data = static_cast<char*>(tensor.data_ptr());
+    value.bytes = ((rank == 2 ? (shape[0] - 1) * strides[0] : 0) + last) * (value.wide ? 8 : 4);
+  } else {
+    value.data = no_elements;
+  }
+}
+
+void Arguments::check_overlap() const {
+  for (size_t i = 0; i < num_values_; ++i) {
+    const Value& a = values_[i];
+    if (!a.given || a.bytes == 0 || !a.spec->written) continue;
+    for (size_t j = 0; j < num_values_; ++j) {
+      const Value& b = values_[j];
+      if (j == i || !b.given || b.bytes == 0 || (j < i && b.spec->written)) continue;
+      if (a.data < b.data + b.bytes && b.data < a.data + a.bytes) {
+        fail(a.spec->name.c_str(), "memory of its own, since it is written", "bytes shared with " + b.spec->name);
+      }
+    }
+  }
+}
+
+void Arguments::fail(const char* name, const std::string& expected, const std::string& got) const {
+  throw std::runtime_error("specmeta." + op_.name + ": " + name + ": expected " + expected + ", got " + got);
+}
+
+void Arguments::needs(const char* name, std::initializer_list<const char*> others) {
+  if (!has(name)) return;
+  std::string list;
+  for (const char* other : others) {
+    if (has(other)) return;
+    list += (list.empty() ? "" : " or ") + std::string(other);
+  }
+  fail(name, list + " beside it", "neither");
+}
+
+void Arguments::all_or_none(std::initializer_list<const char*> names) {
+  const char* given = nullptr;
+  const char* missing = nullptr;
+  for (const char* name : names) (has(name) ? given : missing) = name;
+  if (given && missing) fail(missing, std::string("a tensor, since ") + given + " is given", "None");
+}
+
+// Arguments are asked for in the table's order, so the search mostly ends at once.
+Arguments::Value& Arguments::find(const char* name) {
+  for (size_t n = 0; n < num_values_; ++n) {
+    Value& value = values_[cursor_];
+    if (value.spec->name == name) return value;
+    cursor_ = cursor_ + 1 < num_values_ ? cursor_ + 1 : 0;
+  }
+  throw std::logic_error("specmeta." + op_.name + ": no argument " + name);
+}
+
+Ints Arguments::ints(const char* name) {
+  const Value& value = find(name);
+  return {value.data, value.wide};
+}
+int32_t* Arguments::int32(const char* name) {
+  return reinterpret_cast<int32_t*>(find(name).data);
+}
+int64_t* Arguments::int64(const char* name) {
+  return reinterpret_cast<int64_t*>(find(name).data);
+}
+Table Arguments::table(const char* name) {
+  const Value& value = find(name);
+  return value.given ? Table{reinterpret_cast<int32_t*>(value.data), value.stride, value.shape[1]} : Table{};
+}
+IntsTable Arguments::ints_table(const char* name) {
+  const Value& value = find(name);
+  return value.given ? IntsTable{{value.data, value.wide}, value.stride, value.shape[1]} : IntsTable{};
+}
+int64_t Arguments::integer(const char* name, int64_t otherwise) {
+  const Value& value = find(name);
+  return value.given ? value.integer : otherwise;
+}
+
+}  // namespace specmeta

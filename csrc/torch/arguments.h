@@ -1,0 +1,77 @@
+// A call's arguments: taken off the boxed stack, checked against the operator's table, handed out by name.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include "schema.h"
+#include "specmeta/params.h"
+
+namespace specmeta {
+
+class Arguments {
+ public:
+  // Takes every value off the stack, then checks dtype, device, layout, shape, limits and overlap; throws
+  // std::runtime_error.
+  Arguments(const OpSpec& op, StableIValue* stack);
+
+  bool has(const char* name) { return find(name).given; }
+  Ints ints(const char* name);
+  int32_t* int32(const char* name);
+  int64_t* int64(const char* name);
+  Table table(const char* name);
+  IntsTable ints_table(const char* name);
+  int64_t integer(const char* name, int64_t otherwise);
+  bool boolean(const char* name) { return find(name).integer != 0; }
+
+  // The size that a shape symbol stands for, or -1 where no argument tells it.
+  int64_t size(char symbol) const { return sizes_[symbol - 'A'].value; }
+
+  // The number of elements of a one-dimensional tensor that was given.
+  int64_t length(const char* name) { return find(name).shape[0]; }
+
+  [[noreturn]] void fail(const char* name, const std::string& expected, const std::string& got) const;
+  // Throws where `name` is given and none of `others` is.
+  void needs(const char* name, std::initializer_list<const char*> others);
+  // Throws where some of these are given and others are not.
+  void all_or_none(std::initializer_list<const char*> names);
+
+  int32_t device_index() const { return device_index_; }
+
+ private:
+  struct Value {
+    const ArgSpec* spec = nullptr;
+    std::optional<torch::stable::Tensor> tensor;
+    int64_t integer = 0;
+    bool given = false;
+    bool wide = false;
+    int64_t shape[2] = {1, 1};
+    int64_t stride = 0;  // of the first of two dimensions
+    char* data = nullptr;
+    int64_t bytes = 0;  // from the first element to the end of the last
+  };
+  struct Size {
+    int64_t value = -1;
+    const char* from = "";
+  };
+
+  Value& find(const char* name);
+  void check_tensor(Value& value);
+  void check_shape(Value& value);
+  void check_overlap() const;
+
+  const OpSpec& op_;
+  static constexpr size_t kMaxArgs = 48;
+  std::array<Value, kMaxArgs> values_;
+  size_t num_values_ = 0;
+  size_t cursor_ = 0;
+  std::array<Size, 26> sizes_;
+  const Value* first_tensor_ = nullptr;
+  int32_t device_type_ = 0;
+  int32_t device_index_ = 0;
+};
+
+}  // namespace specmeta

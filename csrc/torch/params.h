@@ -1,0 +1,15 @@
+// From a call's arguments to an operation's parameters: what one argument asks of another is checked here, for both
+// devices.
+#pragma once
+
+#include "arguments.h"
+
+namespace specmeta {
+
+AdvanceParams advance_params(Arguments& args);
+StageParams stage_params(Arguments& args);
+AcceptParams accept_greedy_params(Arguments& args);
+AcceptParams accept_sampled_params(Arguments& args);
+DraftStepParams draft_step_params(Arguments& args);
+
+}  // namespace specmeta

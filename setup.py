@@ -1,0 +1,49 @@
+"""Builds the operator library with CMake and ninja; the rest is in pyproject.toml."""
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+
+
+class CMakeBuild(build_ext):
+    """Drives CMakeLists.txt. The library is no Python extension: one file serves all Pythons."""
+
+    def build_extension(self, ext: Extension) -> None:
+        torch = importlib.util.find_spec("torch")
+        if torch is None or torch.origin is None:
+            raise SystemExit(
+                "specmeta needs torch to build: install it first, then build with --no-build-isolation"
+            )
+        target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        build = ROOT / "build" / "cmake"
+        configure = [
+            "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
+            f"-DCMAKE_INSTALL_PREFIX={target}",
+            f"-DSPECMETA_TORCH={Path(torch.origin).parent}",
+            f"-DSPECMETA_CUDA={os.environ.get('SPECMETA_CUDA', 'auto')}",
+        ]  # fmt: skip
+        subprocess.run(configure, check=True)
+        subprocess.run(["cmake", "--build", str(build), "--target", "install"], check=True)
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join(*fullname.split(".")) + ".so"
+
+
+class PlatformWheel(bdist_wheel):
+    """The library is tied to the platform but to no Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[Extension("specmeta.libspecmeta", sources=[])],
+    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
+)

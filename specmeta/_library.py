@@ -1,0 +1,73 @@
+"""Finds and loads the operator library, which registers ``torch.ops.specmeta.*``."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+PATH = Path(__file__).with_name("libspecmeta.so")
+
+
+class Argument(NamedTuple):
+    """One argument of an operator, as the library's own table has it."""
+
+    operator: str
+    name: str
+    kind: str
+    required: bool
+    written: bool
+    dtype: str
+    shape: str
+    default: str
+    low: int
+    high: int
+
+
+class BuildInfo(NamedTuple):
+    """How the library was built; the last two are empty without CUDA kernels."""
+
+    compiler: str
+    cuda: str
+    architectures: str
+
+
+def _text(function: str) -> str:
+    call = getattr(ctypes.CDLL(str(PATH)), function)
+    call.restype = ctypes.c_char_p
+    return str(call().decode())
+
+
+def schema() -> list[Argument]:
+    """Return the arguments of all operators in order."""
+    rows = (line.split("\t") for line in _text("specmeta_schema").splitlines())
+    return [
+        Argument(op, name, kind, req == "1", wr == "1", dtype, shape, default, int(low), int(high))
+        for op, name, kind, req, wr, dtype, shape, default, low, high in rows
+    ]
+
+
+def build_info() -> BuildInfo:
+    """Return how the library was built."""
+    return BuildInfo(*_text("specmeta_build_info").split("\t"))
+
+
+def load() -> None:
+    """Load the library into torch.
+
+    Raises
+    ------
+    ImportError
+        The library was not built, or cannot be loaded.
+    """
+    if not PATH.exists():
+        raise ImportError(
+            f"specmeta: {PATH.name} is not beside the package: build it with "
+            "`pip install --no-build-isolation -e .` (or `make build`)"
+        )
+    try:
+        torch.ops.load_library(str(PATH))  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise ImportError(f"specmeta: cannot load {PATH.name}: {error}") from error

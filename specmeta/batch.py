@@ -1,0 +1,477 @@
+"""The persistent buffers of a batch and its slots, and the operations over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specmeta import ops
+
+
+class BatchMetadata:
+    """Every buffer that the metadata of a batch needs, at an address that never changes.
+
+    A request owns a *slot* from its prompt to its release; a *row* is a place in one launch, and
+    ``row_to_slot`` says which slot it carries. The device methods (:meth:`stage`,
+    :meth:`accept_greedy`, :meth:`accept_sampled`, :meth:`draft_step`, :meth:`advance`) are one
+    launch each and may be captured into a CUDA graph. The host methods (:meth:`assign`,
+    :meth:`add_pages`, :meth:`release`, :meth:`set_rows`) are copies in the order of the current
+    stream: call them between replays, never inside a captured step. Nothing here reads the device.
+
+    The buffers are marked as static addresses for ``torch.compile``, so that
+    ``mode="reduce-overhead"`` captures them in place instead of copying them for every call.
+
+    Parameters
+    ----------
+    max_rows : int
+        B, the rows of a launch.
+    max_slots : int
+        S, the requests that may be alive at once.
+    max_tokens : int
+        T, the query tokens of a launch.
+    max_pages : int
+        P, the pages that a slot can hold; also the width of ``block_table``.
+    page_size : int
+        Tokens a page.
+    max_seq_len : int
+        No length may pass it.
+    max_draft_len : int
+        K, drafts a row; 0 for plain decoding.
+    ledger_len : int, optional
+        L, token ids a slot. Default: ``max_seq_len + max_draft_len + 1``, so that pages end before
+        the ledger does.
+    kv_capacity : int, optional
+        Entries of ``kv_indices``. Default: ``max_rows * max_pages``.
+    device : torch.device or str
+    index_dtype : torch.dtype
+        int64 or int32, for token ids, positions and ``row_to_slot``.
+    pad_page, pad_slot, pad_token, pad_seq_len : int
+        As in :func:`specmeta.stage`.
+    ledger : BatchMetadata, optional
+        The target's batch, for a separate draft model's: ``tokens``, ``known_lens``,
+        ``num_drafts``, ``row_to_slot`` and ``num_rows`` are then the target's own, and
+        :meth:`stage` continues where the draft's cache ends, as far as the target has committed.
+
+    Attributes
+    ----------
+    row_to_slot : index_dtype [B]
+    query_lens : int32 [B]
+    num_rows : int32 [1]
+    seq_lens, cached_lens, padded_seq_lens, pages_per_seq, last_page_len : int32 [B]
+    kv_indptr, cu_seqlens_q : int32 [B+1]
+    kv_indices : int32 [C]
+    block_table : int32 [B, P]
+    num_draft_tokens, num_accepted, num_rejected, token_indices : int32 [B]
+    next_tokens : index_dtype [B]
+    accepted_tokens : index_dtype [B, K+1]
+    input_ids, position_ids, draft_input_ids : index_dtype [T]
+    slot_mapping : int64 [T]
+    draft_ids, draft_position_ids : index_dtype [B]
+        Inputs of the draft loop's next pass, one token a row.
+    draft_slot_mapping : int64 [B]
+    page_table : int32 [S, P]
+    num_pages, known_lens, committed_lens, num_drafts, written_lens : int32 [S]
+    tokens : index_dtype [S, L]
+    status : int32 [S+1]
+
+    Examples
+    --------
+    >>> batch = specmeta.BatchMetadata(
+    ...     max_rows=1, max_slots=1, max_tokens=4, max_pages=2, page_size=4, max_seq_len=8,
+    ...     max_draft_len=1,
+    ... )
+    >>> batch.assign(0, [5, 6, 7], pages=[1, 2])
+    >>> batch.set_rows([0], [4])
+    >>> batch.stage()
+    >>> batch.input_ids.tolist(), batch.slot_mapping.tolist()
+    ([5, 6, 7, 0], [4, 5, 6, -1])
+    >>> batch.accept_greedy(torch.tensor([6, 7, 8, 0]))
+    >>> batch.next_tokens.tolist(), batch.committed_lens.tolist(), batch.known_lens.tolist()
+    ([8], [3], [4])
+    """
+
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        max_slots: int,
+        max_tokens: int,
+        max_pages: int,
+        page_size: int,
+        max_seq_len: int,
+        max_draft_len: int,
+        ledger_len: int | None = None,
+        kv_capacity: int | None = None,
+        device: torch.device | str = "cpu",
+        index_dtype: torch.dtype = torch.int64,
+        pad_page: int = 0,
+        pad_slot: int = -1,
+        pad_token: int = 0,
+        pad_seq_len: int = 0,
+        ledger: BatchMetadata | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.page_size = page_size
+        self.max_seq_len = max_seq_len
+        self.max_draft_len = max_draft_len
+        self._pads = {"pad_page": pad_page, "pad_slot": pad_slot, "pad_seq_len": pad_seq_len}
+        self._pad_token = pad_token
+        self._target = ledger
+
+        def buffer(*shape: int, dtype: torch.dtype = torch.int32, fill: int = 0) -> Tensor:
+            tensor = torch.full(shape, fill, dtype=dtype, device=self.device)
+            torch._dynamo.mark_static_address(tensor)
+            return tensor
+
+        rows, slots, tokens = max_rows, max_slots, max_tokens
+        self.query_lens = buffer(rows)
+        self.seq_lens = buffer(rows)
+        self.cached_lens = buffer(rows)
+        self.padded_seq_lens = buffer(rows)
+        self.pages_per_seq = buffer(rows)
+        self.last_page_len = buffer(rows)
+        self.kv_indptr = buffer(rows + 1)
+        self.kv_indices = buffer(
+            rows * max_pages if kv_capacity is None else kv_capacity, fill=pad_page
+        )
+        self.block_table = buffer(rows, max_pages, fill=pad_page)
+        self.cu_seqlens_q = buffer(rows + 1)
+        self.num_draft_tokens = buffer(rows)
+        self.num_accepted = buffer(rows)
+        self.num_rejected = buffer(rows)
+        self.next_tokens = buffer(rows, dtype=index_dtype)
+        self.token_indices = buffer(rows)
+        self.accepted_tokens = buffer(rows, max_draft_len + 1, dtype=index_dtype, fill=-1)
+        self.input_ids = buffer(tokens, dtype=index_dtype)
+        self.position_ids = buffer(tokens, dtype=index_dtype)
+        self.slot_mapping = buffer(tokens, dtype=torch.int64, fill=pad_slot)
+        self.draft_input_ids = buffer(tokens, dtype=index_dtype)
+        self.draft_ids = buffer(rows, dtype=index_dtype)
+        self.draft_position_ids = buffer(rows, dtype=index_dtype)
+        self.draft_slot_mapping = buffer(rows, dtype=torch.int64, fill=pad_slot)
+        self.page_table = buffer(slots, max_pages, fill=-1)
+        self.num_pages = buffer(slots)
+        self.committed_lens = buffer(slots)
+        self.written_lens = buffer(slots)
+        self.status = buffer(slots + 1)
+        if ledger is None:
+            self.row_to_slot = buffer(rows, dtype=index_dtype, fill=-1)
+            self.num_rows = buffer(1)
+            self.known_lens = buffer(slots)
+            self.num_drafts = buffer(slots)
+            width = max_seq_len + max_draft_len + 1 if ledger_len is None else ledger_len
+            self.tokens = buffer(slots, width, dtype=index_dtype)
+        else:
+            self.row_to_slot = ledger.row_to_slot
+            self.num_rows = ledger.num_rows
+            self.known_lens = ledger.known_lens
+            self.num_drafts = ledger.num_drafts
+            self.tokens = ledger.tokens
+
+    # The device's part.
+
+    def _rows(self) -> dict[str, Any]:
+        return {"row_to_slot": self.row_to_slot, "num_rows": self.num_rows, "status": self.status}
+
+    def _pages(self) -> dict[str, Any]:
+        return {
+            "page_size": self.page_size,
+            "max_seq_len": self.max_seq_len,
+            "page_table": self.page_table,
+            "num_pages": self.num_pages,
+            **self._pads,
+        }
+
+    def _layout(self) -> dict[str, Any]:
+        return {
+            "cached_lens": self.cached_lens,
+            "padded_seq_lens": self.padded_seq_lens,
+            "pages_per_seq": self.pages_per_seq,
+            "last_page_len": self.last_page_len,
+            "kv_indptr": self.kv_indptr,
+            "kv_indices": self.kv_indices,
+            "block_table": self.block_table,
+        }
+
+    def stage(self, num_tokens: int | None = None) -> None:
+        """Lay out the step of the rows in ``row_to_slot``.
+
+        A row takes at most ``query_lens`` of its slot's tokens, prompt and drafts alike.
+        Writes ``seq_lens``, ``cu_seqlens_q``, ``input_ids``, ``position_ids``, ``slot_mapping``,
+        ``num_draft_tokens`` and the page lists.
+
+        Parameters
+        ----------
+        num_tokens : int, optional
+            The launch uses only this many of the T tokens (frozen by capture).
+        """
+        target = self._target
+        ops.stage(
+            self.committed_lens if target is None else self.written_lens,
+            limit_lens=None if target is None else target.committed_lens,
+            known_lens=self.known_lens,
+            # A separate draft model reads what is certain and makes its own drafts.
+            num_drafts=self.num_drafts if target is None else None,
+            query_lens=self.query_lens,
+            tokens=self.tokens,
+            cu_seqlens_q=self.cu_seqlens_q,
+            seq_lens=self.seq_lens,
+            position_ids=self.position_ids[:num_tokens],
+            input_ids=self.input_ids[:num_tokens],
+            num_draft_tokens=self.num_draft_tokens,
+            slot_mapping=self.slot_mapping[:num_tokens],
+            pad_token=self._pad_token,
+            **self._rows(),
+            **self._pages(),
+            **self._layout(),
+        )
+
+    def _accept(self, num_tokens: int | None) -> dict[str, Any]:
+        return {
+            "cu_seqlens_q": self.cu_seqlens_q,
+            "num_draft_tokens": self.num_draft_tokens,
+            "position_ids": self.position_ids[:num_tokens],
+            "seq_lens": self.seq_lens,
+            "pad_token": self._pad_token,
+            "committed_lens": self.committed_lens,
+            "known_lens": self.known_lens,
+            "tokens": self.tokens,
+            "num_drafts": self.num_drafts,
+            "num_accepted": self.num_accepted,
+            "num_rejected": self.num_rejected,
+            "next_tokens": self.next_tokens,
+            "token_indices": self.token_indices,
+            "accepted_tokens": self.accepted_tokens,
+            "draft_input_ids": self.draft_input_ids[:num_tokens],
+            "last_position_ids": self.draft_position_ids,
+            **self._rows(),
+        }
+
+    def accept_greedy(self, target_tokens: Tensor) -> None:
+        """Accept the leading drafts that the target also chose, and commit them.
+
+        Also makes the inputs of the draft pass.
+        Writes ``num_accepted``, ``num_rejected``, ``next_tokens``, ``accepted_tokens``,
+        ``token_indices``, ``draft_input_ids`` and ``draft_position_ids``; moves
+        ``committed_lens``, ``known_lens`` and ``tokens``.
+
+        Parameters
+        ----------
+        target_tokens : int32 or int64 [n]
+            The target's choice after each of the n tokens that were staged.
+        """
+        n = target_tokens.shape[0]
+        ops.accept_greedy(target_tokens, self.input_ids[:n], **self._accept(n))
+
+    def accept_sampled(
+        self, sampled_tokens: Tensor, *, vocab_size: int, num_tokens: int | None = None
+    ) -> None:
+        """Commit what a rejection sampler let through; writes what :meth:`accept_greedy` does.
+
+        Parameters
+        ----------
+        sampled_tokens : int32 or int64 [B, K+1]
+            The sampler's output, -1 behind it.
+        vocab_size : int
+            Ids outside [0, vocab_size) end a row.
+        num_tokens : int, optional
+            As in :meth:`stage`.
+        """
+        ops.accept_sampled(
+            sampled_tokens,
+            vocab_size=vocab_size,
+            input_ids=self.input_ids[:num_tokens],
+            **self._accept(num_tokens),
+        )
+
+    def draft_step(self, draft_tokens: Tensor, *, index: int, last: bool = False) -> None:
+        """Record draft ``index`` of every row and move the rows to their next draft position.
+
+        The first step of a loop also takes the rejected drafts off the lengths. Writes
+        ``seq_lens``, ``draft_ids``, ``draft_position_ids``, ``draft_slot_mapping`` and the page
+        lists; ``tokens``, ``num_drafts`` and ``written_lens`` by slot.
+
+        Parameters
+        ----------
+        draft_tokens : int32 or int64 [B]
+        index : int
+            Which draft of the loop, from 0 (frozen by capture).
+        last : bool
+            Record only: there is no pass behind it.
+        """
+        # Eagle ran all verified tokens, shifted by one; a draft model ran only what is certain.
+        eagle = self._target is None
+        ops.draft_step(
+            self.seq_lens,
+            position_ids=self.draft_position_ids,
+            num_rejected=self.num_rejected if eagle and index == 0 else None,
+            draft_tokens=draft_tokens,
+            draft_index=index,
+            shift=1 if eagle else 0,
+            last=last,
+            known_lens=self.known_lens,
+            num_drafts=self.num_drafts,
+            written_lens=self.written_lens,
+            tokens=self.tokens,
+            input_ids=self.draft_ids,
+            slot_mapping=self.draft_slot_mapping,
+            pad_token=self._pad_token,
+            **self._rows(),
+            **self._pages(),
+            **self._layout(),
+        )
+
+    def advance(self, num_accepted: Tensor, **biases: Any) -> None:
+        """Move staged rows by counts that became known after staging.
+
+        Updates ``seq_lens`` and ``position_ids`` and what follows from them.
+
+        Parameters
+        ----------
+        num_accepted : int32 or int64 [N]
+            By slot, or as ``count_index`` says.
+        **biases
+            ``seq_len_bias``, ``position_bias``, ``max_accepted``, ``count_index`` of
+            :func:`specmeta.advance`.
+        """
+        ops.advance(
+            num_accepted,
+            self.seq_lens,
+            cu_seqlens_q=self.cu_seqlens_q,
+            position_ids=self.position_ids,
+            slot_mapping=self.slot_mapping,
+            **biases,
+            **self._rows(),
+            **self._pages(),
+            **self._layout(),
+        )
+
+    # The host's part.
+
+    def _send(self, values: Sequence[int], to: Tensor) -> None:
+        """Copy host integers into a buffer, in stream order and without waiting.
+
+        Pinned memory is fresh for every copy: torch's allocator hands it out again only once the
+        copy is done.
+        """
+        source = torch.tensor(values, dtype=to.dtype, pin_memory=self.device.type == "cuda")
+        to.copy_(source, non_blocking=True)
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.page_table.shape[0]:
+            raise ValueError(f"slot: expected 0 <= slot < {self.page_table.shape[0]}, got {slot}")
+
+    def assign(self, slot: int, prompt: Sequence[int], pages: Sequence[int]) -> None:
+        """Give a slot a prompt and pages. What the slot held before is gone.
+
+        Parameters
+        ----------
+        slot : int
+        prompt : sequence of int
+            Token ids, at least one. A draft model's batch takes the target's: pass an empty one
+            there.
+        pages : sequence of int
+            Page ids in order, none of them ``pad_page``.
+
+        Raises
+        ------
+        ValueError
+            The slot does not exist, or prompt or pages do not fit it; nothing has been changed
+            then.
+        """
+        self._check_slot(slot)
+        width = self.tokens.shape[1]
+        if self._target is None and not 1 <= len(prompt) <= width:
+            raise ValueError(f"prompt: expected 1 to {width} tokens, got {len(prompt)}")
+        if self._target is not None and len(prompt) > 0:
+            raise ValueError("prompt: a draft model reads the target's, expected none")
+        self._check_pages(slot, 0, pages)
+        if self._target is None:
+            self._send(prompt, self.tokens[slot, : len(prompt)])
+            self.known_lens[slot].fill_(len(prompt))
+            self.num_drafts[slot].zero_()
+        self.committed_lens[slot].zero_()
+        self.written_lens[slot].zero_()
+        self._put_pages(slot, 0, pages)
+
+    def add_pages(self, slot: int, pages: Sequence[int], *, held: int) -> None:
+        """Give a slot more pages behind the ``held`` ones that it has.
+
+        Parameters
+        ----------
+        slot : int
+        pages : sequence of int
+        held : int
+            The pages that the host gave the slot so far (the host's allocator knows; the device is
+            not asked).
+
+        Raises
+        ------
+        ValueError
+            They do not fit; nothing has been changed then.
+        """
+        self._check_slot(slot)
+        self._check_pages(slot, held, pages)
+        self._put_pages(slot, held, pages)
+
+    def _check_pages(self, slot: int, held: int, pages: Sequence[int]) -> None:
+        most = self.page_table.shape[1]
+        if held < 0 or held + len(pages) > most:
+            raise ValueError(f"pages: slot {slot} holds at most {most}, got {held} + {len(pages)}")
+        if any(page < 0 or page == self._pads["pad_page"] for page in pages):
+            raise ValueError(
+                f"pages: expected ids that are not negative and not pad_page "
+                f"{self._pads['pad_page']}, got {list(pages)}"
+            )
+
+    def _put_pages(self, slot: int, held: int, pages: Sequence[int]) -> None:
+        self._send(pages, self.page_table[slot, held : held + len(pages)])
+        self.num_pages[slot].fill_(held + len(pages))
+
+    def release(self, slot: int) -> None:
+        """Empty a slot. Its pages may be given away once the launches already queued are done.
+
+        Raises
+        ------
+        ValueError
+            The slot does not exist.
+        """
+        self._check_slot(slot)
+        state = [self.num_pages, self.committed_lens, self.written_lens]
+        if self._target is None:
+            state += [self.known_lens, self.num_drafts]
+        for buffer in state:
+            buffer[slot].zero_()
+        self.page_table[slot].fill_(-1)
+
+    def set_rows(self, slots: Sequence[int], query_lens: Sequence[int]) -> None:
+        """Say which slot each row carries (-1: none) and how many query tokens it may take.
+
+        Rows behind them are padding.
+
+        Raises
+        ------
+        ValueError
+            More rows than the batch has, a slot twice or outside the table, lists of unequal
+            length, or a negative length.
+        """
+        most = self.query_lens.shape[0]
+        if len(slots) != len(query_lens) or len(slots) > most:
+            raise ValueError(
+                f"slots, query_lens: expected at most {most} of each, "
+                f"got {len(slots)} and {len(query_lens)}"
+            )
+        taken = [slot for slot in slots if slot != -1]
+        for slot in taken:
+            self._check_slot(slot)
+        if len(set(taken)) != len(taken):
+            raise ValueError(f"slots: a slot may stand in one row only, got {list(slots)}")
+        if any(n < 0 for n in query_lens):
+            raise ValueError(f"query_lens: expected no negative length, got {list(query_lens)}")
+        if self._target is None:
+            self._send([*slots, *[-1] * (most - len(slots))], self.row_to_slot)
+            self.num_rows.fill_(len(slots))
+        self._send([*query_lens, *[0] * (most - len(slots))], self.query_lens)

@@ -1,0 +1,774 @@
+"""The operations, as typed calls of ``torch.ops.specmeta``.
+
+Every operation is one kernel launch, reads counts and lengths on the device, allocates nothing and
+returns nothing: it writes into the tensors given to it, so it may be captured into a CUDA graph.
+Every output is optional. Sizes are the tensors' own: B rows, S slots, T tokens, P pages a slot, C
+entries of ``kv_indices``, M the width of ``block_table``, L the width of the ledger, K drafts a
+row. Two-dimensional tensors may be slices with any row stride; all others are contiguous.
+
+A wrong *value* is never obeyed and is reported in ``status``; a wrong *tensor* (dtype, shape,
+device, layout, shared memory) raises ``RuntimeError`` with the argument, what was expected and
+what came, before anything is written. The rules are those of ``docs/contract.md``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specmeta import _fakes, _library
+
+_library.load()
+_fakes.register()
+
+_advance = torch.ops.specmeta.advance.default
+_stage = torch.ops.specmeta.stage.default
+_accept_greedy = torch.ops.specmeta.accept_greedy.default
+_accept_sampled = torch.ops.specmeta.accept_sampled.default
+_draft_step = torch.ops.specmeta.draft_step.default
+
+
+def _num_rows(num_rows: Tensor | int | None) -> dict[str, Any]:
+    """Name the argument: the operators take a tensor and an int under two names."""
+    if num_rows is None:
+        return {}
+    return {"num_rows" if isinstance(num_rows, Tensor) else "num_rows_int": num_rows}
+
+
+def advance(
+    num_accepted: Tensor,
+    seq_lens: Tensor,
+    *,
+    page_size: int,
+    max_seq_len: int | None = None,
+    max_accepted: int | None = None,
+    seq_len_bias: int = 0,
+    position_bias: int = 0,
+    count_index: Tensor | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    page_table: Tensor | None = None,
+    num_pages: Tensor | None = None,
+    alloc_pages: Tensor | None = None,
+    alloc_indptr: Tensor | None = None,
+    pad_page: int = 0,
+    pad_slot: int = -1,
+    pad_seq_len: int = 0,
+    position_ids: Tensor | None = None,
+    seq_lens_out: Tensor | None = None,
+    position_ids_out: Tensor | None = None,
+    cached_lens: Tensor | None = None,
+    padded_seq_lens: Tensor | None = None,
+    pages_per_seq: Tensor | None = None,
+    last_page_len: Tensor | None = None,
+    kv_indptr: Tensor | None = None,
+    kv_indices: Tensor | None = None,
+    block_table: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Fast-forward or rewind rows that were staged before ``num_accepted`` was known.
+
+    Each row with a length moves by ``c + seq_len_bias`` and its positions by ``c +
+    position_bias``, where ``c`` is the row's count. Used pages, slots and the rest follow from the
+    new length. A row that cannot be right is emptied and flagged, its neighbours go on. See the
+    contract, section "advance".
+
+    Parameters
+    ----------
+    num_accepted : int32 or int64 [N]
+        Accepted drafts, without the bonus token; or any increments, negative to rewind.
+    seq_lens : int32 or int64 [B], updated unless `seq_lens_out` is given
+        Tokens that attention reads for the row, query tokens included; 0 = empty row.
+    page_size : int
+        Tokens a page.
+    max_seq_len : int, optional
+        No length may pass it. Absent: 2**31 - 1.
+    max_accepted : int, optional
+        Counts outside [0, max_accepted] are clamped and flagged (BAD_COUNT).
+    seq_len_bias : int, default 0
+        Added to every count for the length: how the engine staged the unknown outcome.
+    position_bias : int, default 0
+        The same for the positions.
+    count_index : int32 [B], optional
+        Which count is the row's, -1 for none (a context row). Absent: the row's slot.
+    row_to_slot : int32 or int64 [B], optional
+        The slot of each row, -1 for an empty row. Absent: slot = row.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    cu_seqlens_q : int32 [B+1], optional
+        Row b has the query tokens t in [cu[b], cu[b+1]). Absent: one token a row.
+    page_table : int32 [S, P], optional
+        The pages reserved for each slot, in order.
+    num_pages : int32 [S], optional
+        How many of them there are. Absent: those before the first negative id.
+    alloc_pages : int32 [A], optional
+        The reserved pages as a ragged list, in place of `page_table`.
+    alloc_indptr : int32 [S+1], optional
+        Where each slot's part of `alloc_pages` begins.
+    pad_page : int, default 0
+        What fills unused places of the page lists. It must belong to no sequence.
+    pad_slot : int, default -1
+        What `slot_mapping` holds for tokens that are not written.
+    pad_seq_len : 0 or 1, default 0
+        With 1 an empty row lists one `pad_page` and `padded_seq_lens` is at least 1.
+    position_ids : int32 or int64 [T], updated unless `position_ids_out` is given, optional
+        Positions of the query tokens.
+    seq_lens_out : int32 or int64 [B], written, optional
+        Takes the new lengths in place of `seq_lens`.
+    position_ids_out : int32 or int64 [T], written, optional
+        Takes the new positions in place of `position_ids`.
+    cached_lens : int32 [B], written, optional
+        The cache index of the row's first query token.
+    padded_seq_lens : int32 or int64 [B], written, optional
+        `max(seq_lens, pad_seq_len)`.
+    pages_per_seq : int32 [B], written, optional
+        Used pages.
+    last_page_len : int32 [B], written, optional
+        Tokens in the last used page.
+    kv_indptr : int32 [B+1], written, optional
+        Where each row's used pages begin in `kv_indices`.
+    kv_indices : int32 [C], written, optional
+        The used pages of all rows, then `pad_page`. Too small: the rows that do not fit are emptied
+        (OVERFLOW).
+    block_table : int32 [B, M], written, optional
+        The used pages by row, then `pad_page`. M also limits the length.
+    slot_mapping : int64 [T], written, optional
+        Where the KV of each query token is stored: `page * page_size + offset`.
+    status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
+        slot.
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> seq_lens, positions = torch.tensor([33], dtype=torch.int32), torch.tensor([32])
+    >>> slots = torch.empty(1, dtype=torch.int64)
+    >>> specmeta.advance(
+    ...     torch.tensor([2], dtype=torch.int32), seq_lens, page_size=32, position_ids=positions,
+    ...     page_table=torch.tensor([[5, 9]], dtype=torch.int32), slot_mapping=slots,
+    ... )
+    >>> seq_lens.item(), positions.item(), slots.item()
+    (35, 34, 290)
+    """
+    _advance(
+        num_accepted,
+        seq_lens,
+        page_size,
+        **_num_rows(num_rows),
+        max_seq_len=max_seq_len,
+        max_accepted=max_accepted,
+        seq_len_bias=seq_len_bias,
+        position_bias=position_bias,
+        count_index=count_index,
+        row_to_slot=row_to_slot,
+        cu_seqlens_q=cu_seqlens_q,
+        page_table=page_table,
+        num_pages=num_pages,
+        alloc_pages=alloc_pages,
+        alloc_indptr=alloc_indptr,
+        pad_page=pad_page,
+        pad_slot=pad_slot,
+        pad_seq_len=pad_seq_len,
+        position_ids=position_ids,
+        seq_lens_out=seq_lens_out,
+        position_ids_out=position_ids_out,
+        cached_lens=cached_lens,
+        padded_seq_lens=padded_seq_lens,
+        pages_per_seq=pages_per_seq,
+        last_page_len=last_page_len,
+        kv_indptr=kv_indptr,
+        kv_indices=kv_indices,
+        block_table=block_table,
+        slot_mapping=slot_mapping,
+        status=status,
+    )
+
+
+def stage(
+    committed_lens: Tensor,
+    *,
+    page_size: int,
+    max_seq_len: int | None = None,
+    limit_lens: Tensor | None = None,
+    known_lens: Tensor | None = None,
+    num_drafts: Tensor | None = None,
+    query_lens: Tensor | None = None,
+    tokens: Tensor | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    page_table: Tensor | None = None,
+    num_pages: Tensor | None = None,
+    alloc_pages: Tensor | None = None,
+    alloc_indptr: Tensor | None = None,
+    pad_page: int = 0,
+    pad_slot: int = -1,
+    pad_token: int = 0,
+    pad_seq_len: int = 0,
+    cu_seqlens_q: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    input_ids: Tensor | None = None,
+    num_draft_tokens: Tensor | None = None,
+    cached_lens: Tensor | None = None,
+    padded_seq_lens: Tensor | None = None,
+    pages_per_seq: Tensor | None = None,
+    last_page_len: Tensor | None = None,
+    kv_indptr: Tensor | None = None,
+    kv_indices: Tensor | None = None,
+    block_table: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Lay out the rows of a step from the state by slot: the first node of an iteration.
+
+    Row b gets ``q`` query tokens behind the ``c`` committed ones of its slot: what ``query_lens``
+    asks for, at most what the ledger knows or has drafted, at most the room in pages, ledger and
+    token buffer. See the contract, section "stage".
+
+    Parameters
+    ----------
+    committed_lens : int32 [S]
+        Tokens whose KV is final.
+    page_size : int
+        Tokens a page.
+    max_seq_len : int, optional
+        No length may pass it. Absent: 2**31 - 1.
+    limit_lens : int32 [S], optional
+        A draft model's cache counts only as far as this (the target's `committed_lens`).
+    known_lens : int32 [S], optional
+        Tokens of the ledger that are certain. This or `query_lens` is needed.
+    num_drafts : int32 [S], optional
+        Drafts that stand behind them. Absent: none.
+    query_lens : int32 [B], optional
+        The most query tokens for each row.
+    tokens : int32 or int64 [S, L], optional
+        The ledger: token ids of prompt, output and drafts.
+    row_to_slot : int32 or int64 [B], optional
+        The slot of each row, -1 for an empty row. Absent: slot = row.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    page_table : int32 [S, P], optional
+        The pages reserved for each slot, in order.
+    num_pages : int32 [S], optional
+        How many of them there are. Absent: those before the first negative id.
+    alloc_pages : int32 [A], optional
+        The reserved pages as a ragged list, in place of `page_table`.
+    alloc_indptr : int32 [S+1], optional
+        Where each slot's part of `alloc_pages` begins.
+    pad_page : int, default 0
+        What fills unused places of the page lists. It must belong to no sequence.
+    pad_slot : int, default -1
+        What `slot_mapping` holds for tokens that are not written.
+    pad_token : int, default 0
+        The token id of padding.
+    pad_seq_len : 0 or 1, default 0
+        With 1 an empty row lists one `pad_page` and `padded_seq_lens` is at least 1.
+    cu_seqlens_q : int32 [B+1], written, optional
+        Running sum of the rows' query tokens.
+    seq_lens : int32 or int64 [B], written, optional
+        `c + q`, 0 for an empty row.
+    position_ids : int32 or int64 [T], written, optional
+        `c + j` for query token j.
+    input_ids : int32 or int64 [T], written, optional
+        The query tokens, from the ledger.
+    num_draft_tokens : int32 [B], written, optional
+        How many of the row's query tokens are drafts.
+    cached_lens : int32 [B], written, optional
+        The cache index of the row's first query token.
+    padded_seq_lens : int32 or int64 [B], written, optional
+        `max(seq_lens, pad_seq_len)`.
+    pages_per_seq : int32 [B], written, optional
+        Used pages.
+    last_page_len : int32 [B], written, optional
+        Tokens in the last used page.
+    kv_indptr : int32 [B+1], written, optional
+        Where each row's used pages begin in `kv_indices`.
+    kv_indices : int32 [C], written, optional
+        The used pages of all rows, then `pad_page`. Too small: the rows that do not fit are emptied
+        (OVERFLOW).
+    block_table : int32 [B, M], written, optional
+        The used pages by row, then `pad_page`. M also limits the length.
+    slot_mapping : int64 [T], written, optional
+        Where the KV of each query token is stored: `page * page_size + offset`.
+    status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
+        slot.
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> i32 = lambda *x: torch.tensor(x, dtype=torch.int32)
+    >>> seq_lens, cu = torch.empty(2, dtype=torch.int32), torch.empty(3, dtype=torch.int32)
+    >>> specmeta.stage(
+    ...     i32(4, 0), known_lens=i32(5, 6), num_drafts=i32(2, 0), query_lens=i32(9, 3),
+    ...     page_size=4, page_table=i32(1, 2, 3, 4).view(2, 2), seq_lens=seq_lens, cu_seqlens_q=cu,
+    ... )
+    >>> seq_lens.tolist(), cu.tolist()
+    ([7, 3], [0, 3, 6])
+    """
+    _stage(
+        committed_lens,
+        page_size,
+        **_num_rows(num_rows),
+        max_seq_len=max_seq_len,
+        limit_lens=limit_lens,
+        known_lens=known_lens,
+        num_drafts=num_drafts,
+        query_lens=query_lens,
+        tokens=tokens,
+        row_to_slot=row_to_slot,
+        page_table=page_table,
+        num_pages=num_pages,
+        alloc_pages=alloc_pages,
+        alloc_indptr=alloc_indptr,
+        pad_page=pad_page,
+        pad_slot=pad_slot,
+        pad_token=pad_token,
+        pad_seq_len=pad_seq_len,
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=seq_lens,
+        position_ids=position_ids,
+        input_ids=input_ids,
+        num_draft_tokens=num_draft_tokens,
+        cached_lens=cached_lens,
+        padded_seq_lens=padded_seq_lens,
+        pages_per_seq=pages_per_seq,
+        last_page_len=last_page_len,
+        kv_indptr=kv_indptr,
+        kv_indices=kv_indices,
+        block_table=block_table,
+        slot_mapping=slot_mapping,
+        status=status,
+    )
+
+
+def accept_greedy(
+    target_tokens: Tensor,
+    input_ids: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    num_draft_tokens: Tensor | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    position_ids: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    pad_token: int = 0,
+    committed_lens: Tensor | None = None,
+    known_lens: Tensor | None = None,
+    tokens: Tensor | None = None,
+    num_drafts: Tensor | None = None,
+    num_accepted: Tensor | None = None,
+    num_rejected: Tensor | None = None,
+    next_tokens: Tensor | None = None,
+    token_indices: Tensor | None = None,
+    accepted_tokens: Tensor | None = None,
+    draft_input_ids: Tensor | None = None,
+    last_position_ids: Tensor | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Accept the leading drafts that the target also chose, and commit them.
+
+    Also makes the inputs of the draft pass. A chunk of a longer prompt only moves
+    `committed_lens`. See the contract, section
+    "accept_greedy, accept_sampled".
+
+    Parameters
+    ----------
+    target_tokens : int32 or int64 [T]
+        The target's choice after each query token.
+    input_ids : int32 or int64 [T]
+        The query tokens, drafts included.
+    cu_seqlens_q : int32 [B+1], optional
+        Row b has the query tokens t in [cu[b], cu[b+1]). Absent: one token a row.
+    num_draft_tokens : int32 [B], optional
+        How many of the row's last query tokens are drafts. Absent: all but the first.
+    row_to_slot : int32 or int64 [B], optional
+        The slot of each row, -1 for an empty row. Absent: slot = row.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    position_ids : int32 or int64 [T], optional
+        Positions of the query tokens, for `last_position_ids`.
+    seq_lens : int32 or int64 [B], optional
+        The rows' lengths. It, `committed_lens`, `known_lens` and `tokens` are given together.
+    pad_token : int, default 0
+        The token id of padding.
+    committed_lens : int32 [S], updated, optional
+        Tokens whose KV is final.
+    known_lens : int32 [S], updated, optional
+        Tokens of the ledger that are certain: one more than is committed.
+    tokens : int32 or int64 [S, L], updated, optional
+        The ledger, which takes the bonus token.
+    num_drafts : int32 [S], updated, optional
+        Set to 0: the drafts are decided.
+    num_accepted : int32 or int64 [B], written, optional
+        Accepted drafts, without the bonus token.
+    num_rejected : int32 [B], written, optional
+        The other drafts.
+    next_tokens : int32 or int64 [B], written, optional
+        The bonus token; inside a prompt the prompt's next token.
+    token_indices : int32 [B], written, optional
+        The query token that was accepted last: its hidden state leads the draft loop.
+    accepted_tokens : int32 or int64 [B, K+1], written, optional
+        What the step emitted, then -1. K limits the drafts of a row.
+    draft_input_ids : int32 or int64 [T], written, optional
+        The draft pass's inputs: `input_ids` shifted by one inside the row (Eagle).
+    last_position_ids : int32 or int64 [B], written, optional
+        `position_ids` at `token_indices`.
+    status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
+        slot.
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> num_accepted = torch.empty(1, dtype=torch.int32)
+    >>> next_tokens = torch.empty(1, dtype=torch.int64)
+    >>> specmeta.accept_greedy(
+    ...     torch.tensor([5, 6, 7, 8]), torch.tensor([4, 5, 6, 9]),
+    ...     cu_seqlens_q=torch.tensor([0, 4], dtype=torch.int32),
+    ...     num_accepted=num_accepted, next_tokens=next_tokens,
+    ... )
+    >>> num_accepted.item(), next_tokens.item()
+    (2, 7)
+    """
+    _accept_greedy(
+        target_tokens,
+        input_ids,
+        **_num_rows(num_rows),
+        cu_seqlens_q=cu_seqlens_q,
+        num_draft_tokens=num_draft_tokens,
+        row_to_slot=row_to_slot,
+        position_ids=position_ids,
+        seq_lens=seq_lens,
+        pad_token=pad_token,
+        committed_lens=committed_lens,
+        known_lens=known_lens,
+        tokens=tokens,
+        num_drafts=num_drafts,
+        num_accepted=num_accepted,
+        num_rejected=num_rejected,
+        next_tokens=next_tokens,
+        token_indices=token_indices,
+        accepted_tokens=accepted_tokens,
+        draft_input_ids=draft_input_ids,
+        last_position_ids=last_position_ids,
+        status=status,
+    )
+
+
+def accept_sampled(
+    sampled_tokens: Tensor,
+    *,
+    vocab_size: int,
+    input_ids: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    num_draft_tokens: Tensor | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    position_ids: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    pad_token: int = 0,
+    committed_lens: Tensor | None = None,
+    known_lens: Tensor | None = None,
+    tokens: Tensor | None = None,
+    num_drafts: Tensor | None = None,
+    num_accepted: Tensor | None = None,
+    num_rejected: Tensor | None = None,
+    next_tokens: Tensor | None = None,
+    token_indices: Tensor | None = None,
+    accepted_tokens: Tensor | None = None,
+    draft_input_ids: Tensor | None = None,
+    last_position_ids: Tensor | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Commit what a rejection sampler let through.
+
+    The leading ids of each row of `sampled_tokens` that are inside the vocabulary count; the last
+    of them is the bonus token. A row without any is void (BAD_COUNT): its step can be tried again.
+    See the contract, section "accept_greedy, accept_sampled".
+
+    Parameters
+    ----------
+    sampled_tokens : int32 or int64 [B, K+1]
+        The sampler's output, -1 behind it.
+    vocab_size : int
+        Ids outside [0, vocab_size) end a row.
+    input_ids : int32 or int64 [T], optional
+        The query tokens, for `draft_input_ids`.
+    cu_seqlens_q : int32 [B+1], optional
+        Row b has the query tokens t in [cu[b], cu[b+1]). Absent: one token a row.
+    num_draft_tokens : int32 [B], optional
+        How many of the row's last query tokens are drafts. Absent: all but the first.
+    row_to_slot : int32 or int64 [B], optional
+        The slot of each row, -1 for an empty row. Absent: slot = row.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    position_ids : int32 or int64 [T], optional
+        Positions of the query tokens, for `last_position_ids`.
+    seq_lens : int32 or int64 [B], optional
+        The rows' lengths. It, `committed_lens`, `known_lens` and `tokens` are given together.
+    pad_token : int, default 0
+        The token id of padding.
+    committed_lens : int32 [S], updated, optional
+        Tokens whose KV is final.
+    known_lens : int32 [S], updated, optional
+        Tokens of the ledger that are certain: one more than is committed.
+    tokens : int32 or int64 [S, L], updated, optional
+        The ledger, which takes the bonus token.
+    num_drafts : int32 [S], updated, optional
+        Set to 0: the drafts are decided.
+    num_accepted : int32 or int64 [B], written, optional
+        Accepted drafts, without the bonus token.
+    num_rejected : int32 [B], written, optional
+        The other drafts.
+    next_tokens : int32 or int64 [B], written, optional
+        The bonus token; inside a prompt the prompt's next token.
+    token_indices : int32 [B], written, optional
+        The query token that was accepted last: its hidden state leads the draft loop.
+    accepted_tokens : int32 or int64 [B, K+1], written, optional
+        What the step emitted, then -1. K limits the drafts of a row.
+    draft_input_ids : int32 or int64 [T], written, optional
+        The draft pass's inputs: `input_ids` shifted by one inside the row (Eagle).
+    last_position_ids : int32 or int64 [B], written, optional
+        `position_ids` at `token_indices`.
+    status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
+        slot.
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> num_accepted = torch.empty(1, dtype=torch.int32)
+    >>> specmeta.accept_sampled(
+    ...     torch.tensor([[5, 6, -1]]), vocab_size=32000,
+    ...     cu_seqlens_q=torch.tensor([0, 3], dtype=torch.int32), num_accepted=num_accepted,
+    ... )
+    >>> num_accepted.item()
+    1
+    """
+    _accept_sampled(
+        sampled_tokens,
+        vocab_size,
+        **_num_rows(num_rows),
+        input_ids=input_ids,
+        cu_seqlens_q=cu_seqlens_q,
+        num_draft_tokens=num_draft_tokens,
+        row_to_slot=row_to_slot,
+        position_ids=position_ids,
+        seq_lens=seq_lens,
+        pad_token=pad_token,
+        committed_lens=committed_lens,
+        known_lens=known_lens,
+        tokens=tokens,
+        num_drafts=num_drafts,
+        num_accepted=num_accepted,
+        num_rejected=num_rejected,
+        next_tokens=next_tokens,
+        token_indices=token_indices,
+        accepted_tokens=accepted_tokens,
+        draft_input_ids=draft_input_ids,
+        last_position_ids=last_position_ids,
+        status=status,
+    )
+
+
+def draft_step(
+    seq_lens: Tensor,
+    *,
+    page_size: int,
+    max_seq_len: int | None = None,
+    position_ids: Tensor | None = None,
+    num_rejected: Tensor | None = None,
+    max_rejected: int | None = None,
+    draft_tokens: Tensor | None = None,
+    draft_index: int = 0,
+    shift: int = 1,
+    last: bool = False,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    page_table: Tensor | None = None,
+    num_pages: Tensor | None = None,
+    alloc_pages: Tensor | None = None,
+    alloc_indptr: Tensor | None = None,
+    pad_page: int = 0,
+    pad_slot: int = -1,
+    pad_token: int = 0,
+    pad_seq_len: int = 0,
+    known_lens: Tensor | None = None,
+    num_drafts: Tensor | None = None,
+    written_lens: Tensor | None = None,
+    tokens: Tensor | None = None,
+    seq_lens_out: Tensor | None = None,
+    position_ids_out: Tensor | None = None,
+    input_ids: Tensor | None = None,
+    cached_lens: Tensor | None = None,
+    padded_seq_lens: Tensor | None = None,
+    pages_per_seq: Tensor | None = None,
+    last_page_len: Tensor | None = None,
+    kv_indptr: Tensor | None = None,
+    kv_indices: Tensor | None = None,
+    block_table: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Record draft k in the ledger and give each row the next position of the draft loop.
+
+    One query token a row. The first step of a loop takes `num_rejected`, so that rejected tokens
+    leave the length before the first draft position. A row without room stops drafting (OVERFLOW),
+    its neighbours go on. See the contract, section "draft_step".
+
+    Parameters
+    ----------
+    seq_lens : int32 or int64 [B], updated unless `seq_lens_out` is given
+        Lengths that the pass before read; 0 = empty row.
+    page_size : int
+        Tokens a page.
+    max_seq_len : int, optional
+        No length may pass it. Absent: 2**31 - 1.
+    position_ids : int32 or int64 [T], updated unless `position_ids_out` is given, optional
+        Positions of the rows' last tokens, moved by one.
+    num_rejected : int32 [B], optional
+        Drafts to take off the length, in the first step after a verify pass.
+    max_rejected : int, optional
+        More than this is clamped and flagged (BAD_COUNT).
+    draft_tokens : int32 or int64 [B], optional
+        The drafts of this step.
+    draft_index : int, default 0
+        k, from 0.
+    shift : 0 or 1, default 1
+        1 for Eagle, whose inputs are shifted by one; 0 for a separate draft model.
+    last : bool, default False
+        Record only: no row moves, and nothing by row or by token is written.
+    row_to_slot : int32 or int64 [B], optional
+        The slot of each row, -1 for an empty row. Absent: slot = row.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    page_table : int32 [S, P], optional
+        The pages reserved for each slot, in order.
+    num_pages : int32 [S], optional
+        How many of them there are. Absent: those before the first negative id.
+    alloc_pages : int32 [A], optional
+        The reserved pages as a ragged list, in place of `page_table`.
+    alloc_indptr : int32 [S+1], optional
+        Where each slot's part of `alloc_pages` begins.
+    pad_page : int, default 0
+        What fills unused places of the page lists. It must belong to no sequence.
+    pad_slot : int, default -1
+        What `slot_mapping` holds for tokens that are not written.
+    pad_token : int, default 0
+        The token id of padding.
+    pad_seq_len : 0 or 1, default 0
+        With 1 an empty row lists one `pad_page` and `padded_seq_lens` is at least 1.
+    known_lens : int32 [S], optional
+        Certain tokens of the ledger. It, `tokens` and `num_drafts` are given together.
+    num_drafts : int32 [S], updated, optional
+        Drafts behind them.
+    written_lens : int32 [S], updated, optional
+        What the draft's cache holds now.
+    tokens : int32 or int64 [S, L], updated, optional
+        The ledger, which takes the draft unless it was made in the middle of a prompt.
+    seq_lens_out : int32 or int64 [B], written, optional
+        Takes the new lengths in place of `seq_lens`.
+    position_ids_out : int32 or int64 [T], written, optional
+        Takes the new positions in place of `position_ids`.
+    input_ids : int32 or int64 [T], written, optional
+        The next pass's inputs: the drafts.
+    cached_lens : int32 [B], written, optional
+        The cache index of the row's first query token.
+    padded_seq_lens : int32 or int64 [B], written, optional
+        `max(seq_lens, pad_seq_len)`.
+    pages_per_seq : int32 [B], written, optional
+        Used pages.
+    last_page_len : int32 [B], written, optional
+        Tokens in the last used page.
+    kv_indptr : int32 [B+1], written, optional
+        Where each row's used pages begin in `kv_indices`.
+    kv_indices : int32 [C], written, optional
+        The used pages of all rows, then `pad_page`. Too small: the rows that do not fit are emptied
+        (OVERFLOW).
+    block_table : int32 [B, M], written, optional
+        The used pages by row, then `pad_page`. M also limits the length.
+    slot_mapping : int64 [T], written, optional
+        Where the KV of each query token is stored: `page * page_size + offset`.
+    status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
+        slot.
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> seq_lens, positions = torch.tensor([12], dtype=torch.int32), torch.tensor([9])
+    >>> specmeta.draft_step(
+    ...     seq_lens, page_size=4, position_ids=positions,
+    ...     num_rejected=torch.tensor([2], dtype=torch.int32),
+    ... )
+    >>> seq_lens.item(), positions.item()
+    (11, 10)
+    """
+    _draft_step(
+        seq_lens,
+        page_size,
+        **_num_rows(num_rows),
+        max_seq_len=max_seq_len,
+        position_ids=position_ids,
+        num_rejected=num_rejected,
+        max_rejected=max_rejected,
+        draft_tokens=draft_tokens,
+        draft_index=draft_index,
+        shift=shift,
+        last=last,
+        row_to_slot=row_to_slot,
+        page_table=page_table,
+        num_pages=num_pages,
+        alloc_pages=alloc_pages,
+        alloc_indptr=alloc_indptr,
+        pad_page=pad_page,
+        pad_slot=pad_slot,
+        pad_token=pad_token,
+        pad_seq_len=pad_seq_len,
+        known_lens=known_lens,
+        num_drafts=num_drafts,
+        written_lens=written_lens,
+        tokens=tokens,
+        seq_lens_out=seq_lens_out,
+        position_ids_out=position_ids_out,
+        input_ids=input_ids,
+        cached_lens=cached_lens,
+        padded_seq_lens=padded_seq_lens,
+        pages_per_seq=pages_per_seq,
+        last_page_len=last_page_len,
+        kv_indptr=kv_indptr,
+        kv_indices=kv_indices,
+        block_table=block_table,
+        slot_mapping=slot_mapping,
+        status=status,
+    )

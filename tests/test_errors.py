@@ -1,0 +1,265 @@
+"""What raises: every tensor that cannot be right, with the argument, what was expected and what came; nothing is written then."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import full_calls
+import pytest
+import torch
+from torch import Tensor
+
+import specmeta
+from specmeta import _library
+
+OPERATIONS = list(full_calls.calls())
+SCHEMA = {op: [a for a in _library.schema() if a.operator == op] for op in OPERATIONS}
+
+
+def _refused(operation: str, call: dict[str, Any], argument: str, message: str) -> None:
+    """Check that the call raises about the argument, and that no tensor has changed."""
+    before = {k: v.clone() for k, v in call.items() if isinstance(v, Tensor)}
+    pattern = rf"^specmeta\.{operation}: {argument}: expected {message}"
+    with pytest.raises(RuntimeError, match=pattern):
+        getattr(specmeta, operation)(**call)
+    for name, tensor in before.items():
+        assert torch.equal(call[name], tensor), name
+
+
+def _given(operation: str) -> list[_library.Argument]:
+    call = full_calls.calls()[operation]
+    return [a for a in SCHEMA[operation] if a.kind == "tensor" and a.name in call]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_dtypes(operation: str) -> None:
+    for argument in _given(operation):
+        wrong = [torch.float32, torch.int16, torch.bool]
+        wrong += {"int32": [torch.int64], "int64": [torch.int32], "either": []}[argument.dtype]
+        for dtype in wrong:
+            call = full_calls.calls()[operation]
+            call[argument.name] = call[argument.name].to(dtype)
+            name = str(dtype).removeprefix("torch.")
+            _refused(operation, call, argument.name, rf"dtype .*, got {name}$")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_shapes(operation: str) -> None:
+    for argument in _given(operation):
+        call = full_calls.calls()[operation]
+        tensor = call[argument.name]
+        call[argument.name] = tensor[0]
+        _refused(operation, call, argument.name, rf"shape \[{re.escape(argument.shape)}\], got \[")
+        if argument.shape not in ("A", "C", "N"):
+            call[argument.name] = torch.cat([tensor, tensor, tensor])
+            # Where this argument comes first, the next one that disagrees is named.
+            with pytest.raises(RuntimeError, match=rf"^specmeta\.{operation}: .*: expected "):
+                getattr(specmeta, operation)(**call)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_layouts(operation: str) -> None:
+    for argument in _given(operation):
+        call = full_calls.calls()[operation]
+        tensor = call[argument.name]
+        if tensor.shape[-1] < 2:
+            continue
+        spread = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)[..., 0]
+        call[argument.name] = spread.copy_(tensor)
+        expected = "a contiguous tensor" if tensor.dim() == 1 else "rows that are contiguous"
+        _refused(operation, call, argument.name, rf"{expected}.*, got strides \[")
+        if tensor.dim() == 2 and argument.written:
+            call[argument.name] = tensor[:1].expand(tensor.shape[0], -1)
+            _refused(operation, call, argument.name, "rows that are contiguous and do not overlap")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_tables_may_be_slices(operation: str) -> None:
+    call, sliced = full_calls.calls()[operation], full_calls.calls()[operation]
+    for name, tensor in list(sliced.items()):
+        if isinstance(tensor, Tensor) and tensor.dim() == 2:
+            wide = torch.full((tensor.shape[0], tensor.shape[1] + 3), 77, dtype=tensor.dtype)
+            sliced[name] = wide[:, 1:-2].copy_(tensor)
+    getattr(specmeta, operation)(**call)
+    getattr(specmeta, operation)(**sliced)
+    for name, tensor in call.items():
+        if isinstance(tensor, Tensor):
+            assert torch.equal(sliced[name], tensor), name
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_shared_memory(operation: str) -> None:
+    """Every pair of a written tensor and another one: one element shared is too much."""
+    given = _given(operation)
+    pairs = 0
+    for a in given:
+        for b in given:
+            if a.name == b.name or not a.written:
+                continue
+            call = full_calls.calls()[operation]
+            memory = torch.zeros(4096, dtype=torch.uint8)
+            first, second = call[a.name], call[b.name]
+            size = first.numel() * first.element_size()
+            shared = memory[:size].view(first.dtype).view(first.shape).copy_(first)
+            align = second.element_size()
+            start = (size - 1) // align * align
+            end = start + second.numel() * second.element_size()
+            call[b.name] = memory[start:end].view(second.dtype).view(second.shape).copy_(second)
+            call[a.name] = shared
+            names = f"({a.name}|{b.name})"
+            _refused(
+                operation, call, names, rf"memory of its own, .*got bytes shared with {names}$"
+            )
+            pairs += 1
+    assert pairs > 100
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_integers(operation: str) -> None:
+    for argument in SCHEMA[operation]:
+        if argument.kind != "int" or argument.name == "num_rows_int":
+            continue
+        for value in (argument.low - 1, argument.high + 1):
+            if not -(2**63) <= value < 2**63:
+                continue
+            call = full_calls.calls()[operation] | {argument.name: value}
+            limits = re.escape(f"[{argument.low}, {argument.high}]")
+            _refused(operation, call, argument.name, rf"an integer in {limits}, got {value}$")
+
+
+def _without(operation: str, *names: str) -> dict[str, Any]:
+    return {k: v for k, v in full_calls.calls()[operation].items() if k not in names}
+
+
+PAGED = ["advance", "stage", "draft_step"]
+ACCEPT = ["accept_greedy", "accept_sampled"]
+
+
+@pytest.mark.parametrize("operation", PAGED)
+def test_page_tables(operation: str) -> None:
+    ragged = {
+        "alloc_pages": torch.arange(8, dtype=torch.int32),
+        "alloc_indptr": torch.tensor([0, 2, 4, 6, 8], dtype=torch.int32),
+    }
+    call = full_calls.calls()[operation]
+    _refused(operation, call | ragged, "alloc_pages", "None, since page_table is given")
+    bare = _without(operation, "page_table", "num_pages")
+    getattr(specmeta, operation)(**bare, **ragged)
+    for name in ragged:
+        other = next(n for n in ragged if n != name)
+        _refused(operation, bare | {name: ragged[name]}, other, f"a tensor, since {name} is given")
+    _refused(
+        operation,
+        bare | ragged | {"num_pages": call["num_pages"]},
+        "num_pages",
+        "page_table beside it, got neither",
+    )
+    for name in ("kv_indices", "block_table", "slot_mapping"):
+        rest = {"kv_indices", "block_table", "slot_mapping"} - {name}
+        alone = {k: v for k, v in bare.items() if k not in rest}
+        _refused(operation, alone, name, "page_table or alloc_pages beside it, got neither")
+    short = call | {"pad_seq_len": 1, "kv_indices": torch.zeros(2, dtype=torch.int32)}
+    _refused(operation, short, "kv_indices", "at least B = 3 entries with pad_seq_len 1, got 2")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_rows_and_slots(operation: str) -> None:
+    _refused(
+        operation,
+        _without(operation, "row_to_slot", "status"),
+        "row_to_slot",
+        "a tensor, since there are 4 slots and 3 rows",
+    )
+    call = full_calls.calls()[operation]
+    _refused(
+        operation,
+        call | {"status": torch.zeros(3, dtype=torch.int32)},
+        "status",
+        r"shape \[S\+1\] = \[5\], got \[3\]",
+    )
+    op = getattr(torch.ops.specmeta, operation)
+    arguments = dict(call, num_rows_int=2)
+    with pytest.raises(RuntimeError, match="num_rows: expected a tensor or an integer, got both"):
+        op(**arguments)
+
+
+@pytest.mark.parametrize("operation", ["advance", *ACCEPT])
+def test_fewer_tokens_than_rows(operation: str) -> None:
+    call = _without(operation, "cu_seqlens_q")
+    for argument in SCHEMA[operation]:
+        if argument.shape == "T" and argument.name in call:
+            call[argument.name] = call[argument.name][:2]
+    _refused(operation, call, "cu_seqlens_q", "a tensor, since there are 2 tokens and 3 rows")
+
+
+@pytest.mark.parametrize("operation", ACCEPT)
+def test_companions_of_accept(operation: str) -> None:
+    state = {"committed_lens", "known_lens", "tokens", "seq_lens"}
+    for name in state:
+        _refused(
+            operation, _without(operation, name), name, "a tensor, since .* is given, got None"
+        )
+    _refused(operation, _without(operation, *state), "num_drafts", "committed_lens beside it")
+    _refused(operation, _without(operation, "position_ids"), "last_position_ids", "position_ids")
+    empty = torch.zeros(3, 0, dtype=torch.int64)
+    call = full_calls.calls()[operation] | {"accepted_tokens": empty}
+    if operation == "accept_sampled":
+        _refused(operation, _without(operation, "input_ids"), "draft_input_ids", "input_ids beside")
+        call["sampled_tokens"] = empty
+    _refused(operation, call, "accepted_tokens", "a width of at least 1, got 0")
+
+
+def test_companions_of_stage() -> None:
+    lens = ("query_lens", "known_lens", "num_drafts", "num_draft_tokens")
+    _refused(
+        "stage", _without("stage", *lens), "query_lens", "a tensor, unless known_lens is given"
+    )
+    for name in ("num_drafts", "num_draft_tokens"):
+        other = next(n for n in lens[2:] if n != name)
+        _refused("stage", _without("stage", "known_lens", other), name, "known_lens beside it")
+    _refused("stage", _without("stage", "tokens"), "input_ids", "tokens beside it")
+
+
+def test_companions_of_draft_step() -> None:
+    for name in ("tokens", "known_lens", "num_drafts"):
+        _refused("draft_step", _without("draft_step", name), name, "a tensor, since .* is given")
+    _refused("draft_step", _without("draft_step", "draft_tokens"), "tokens", "draft_tokens beside")
+    state = ("draft_tokens", "tokens", "known_lens", "num_drafts")
+    _refused("draft_step", _without("draft_step", *state), "input_ids", "draft_tokens beside it")
+    call = _without("draft_step", "position_ids")
+    call["position_ids_out"] = torch.zeros(3, dtype=torch.int64)
+    _refused("draft_step", call, "position_ids_out", "position_ids beside it")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("device", ["cuda"])
+def test_devices(operation: str, device: str) -> None:
+    for argument in _given(operation):
+        call = {
+            k: v.to(device) if isinstance(v, Tensor) else v
+            for k, v in full_calls.calls()[operation].items()
+        }
+        call[argument.name] = call[argument.name].cpu()
+        with pytest.raises(
+            RuntimeError, match=rf"^specmeta\.{operation}: .*: expected a tensor on "
+        ):
+            getattr(specmeta, operation)(**call)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_table_is_the_wrapper(operation: str) -> None:
+    """Every argument of the operator is one of the Python function, and is documented there."""
+    function = getattr(specmeta, operation)
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    assert sorted(names) == sorted(a.name for a in SCHEMA[operation] if a.name != "num_rows_int")
+    for argument in SCHEMA[operation]:
+        if argument.kind != "tensor" or argument.shape in ("1", "Z"):
+            continue
+        dtype = "int32 or int64" if argument.dtype == "either" else argument.dtype
+        shape = argument.shape.replace(",", ", ").replace("B, W", "B, K+1")
+        line = re.search(rf"^ *{argument.name} : (.*)$", function.__doc__, re.MULTILINE)
+        assert line, argument.name
+        assert line[1].startswith(f"{dtype} [{shape}]"), line[0]
+        assert (", written" in line[1] or ", updated" in line[1]) == argument.written, line[0]
