@@ -120,6 +120,7 @@ class BatchMetadata:
         self._pads = {"pad_page": pad_page, "pad_slot": pad_slot, "pad_seq_len": pad_seq_len}
         self._pad_token = pad_token
         self._target = ledger
+        self._held = [0] * max_slots  # pages that the host gave each slot
 
         def buffer(*shape: int, dtype: torch.dtype = torch.int32, fill: int = 0) -> Tensor:
             tensor = torch.full(shape, fill, dtype=dtype, device=self.device)
@@ -383,30 +384,28 @@ class BatchMetadata:
             then.
         """
         self._check_slot(slot)
-        width = self.tokens.shape[1]
-        if self._target is None and not 1 <= len(prompt) <= width:
-            raise ValueError(f"prompt: expected 1 to {width} tokens, got {len(prompt)}")
+        most = min(self.tokens.shape[1], self.max_seq_len)
+        if self._target is None and not 1 <= len(prompt) <= most:
+            raise ValueError(f"prompt: expected 1 to {most} tokens, got {len(prompt)}")
         if self._target is not None and len(prompt) > 0:
             raise ValueError("prompt: a draft model reads the target's, expected none")
         self._check_pages(slot, 0, pages)
+        self._held[slot] = 0
         if self._target is None:
             self._send(prompt, self.tokens[slot, : len(prompt)])
             self.known_lens[slot].fill_(len(prompt))
             self.num_drafts[slot].zero_()
         self.committed_lens[slot].zero_()
         self.written_lens[slot].zero_()
-        self._put_pages(slot, 0, pages)
+        self._put_pages(slot, pages)
 
-    def add_pages(self, slot: int, pages: Sequence[int], *, held: int) -> None:
-        """Give a slot more pages behind the ``held`` ones that it has.
+    def add_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """Give a slot more pages behind those that it has.
 
         Parameters
         ----------
         slot : int
         pages : sequence of int
-        held : int
-            The pages that the host gave the slot so far (the host's allocator knows; the device is
-            not asked).
 
         Raises
         ------
@@ -414,12 +413,12 @@ class BatchMetadata:
             They do not fit; nothing has been changed then.
         """
         self._check_slot(slot)
-        self._check_pages(slot, held, pages)
-        self._put_pages(slot, held, pages)
+        self._check_pages(slot, self._held[slot], pages)
+        self._put_pages(slot, pages)
 
     def _check_pages(self, slot: int, held: int, pages: Sequence[int]) -> None:
         most = self.page_table.shape[1]
-        if held < 0 or held + len(pages) > most:
+        if held + len(pages) > most:
             raise ValueError(f"pages: slot {slot} holds at most {most}, got {held} + {len(pages)}")
         if any(page < 0 or page == self._pads["pad_page"] for page in pages):
             raise ValueError(
@@ -427,7 +426,9 @@ class BatchMetadata:
                 f"{self._pads['pad_page']}, got {list(pages)}"
             )
 
-    def _put_pages(self, slot: int, held: int, pages: Sequence[int]) -> None:
+    def _put_pages(self, slot: int, pages: Sequence[int]) -> None:
+        held = self._held[slot]
+        self._held[slot] = held + len(pages)
         self._send(pages, self.page_table[slot, held : held + len(pages)])
         self.num_pages[slot].fill_(held + len(pages))
 
@@ -440,6 +441,7 @@ class BatchMetadata:
             The slot does not exist.
         """
         self._check_slot(slot)
+        self._held[slot] = 0
         state = [self.num_pages, self.committed_lens, self.written_lens]
         if self._target is None:
             state += [self.known_lens, self.num_drafts]

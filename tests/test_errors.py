@@ -184,13 +184,14 @@ def test_rows_and_slots(operation: str) -> None:
         op(**arguments)
 
 
-@pytest.mark.parametrize("operation", ["advance", *ACCEPT])
+@pytest.mark.parametrize("operation", ["advance", *ACCEPT, "draft_step"])
 def test_fewer_tokens_than_rows(operation: str) -> None:
     call = _without(operation, "cu_seqlens_q")
-    for argument in SCHEMA[operation]:
-        if argument.shape == "T" and argument.name in call:
-            call[argument.name] = call[argument.name][:2]
-    _refused(operation, call, "cu_seqlens_q", "a tensor, since there are 2 tokens and 3 rows")
+    by_token = [a.name for a in SCHEMA[operation] if a.shape == "T" and a.name in call]
+    for name in by_token:
+        call[name] = call[name][:2]
+    expected = "at least B = 3 entries, one a row without cu_seqlens_q, got 2"
+    _refused(operation, call, by_token[0], expected)
 
 
 @pytest.mark.parametrize("operation", ACCEPT)

@@ -29,6 +29,8 @@ class Arguments {
 
   // The size that a shape symbol stands for, or -1 where no argument tells it.
   int64_t size(char symbol) const { return sizes_[symbol - 'A'].value; }
+  // The argument that tells it.
+  const char* origin(char symbol) const { return sizes_[symbol - 'A'].from; }
 
   // The number of elements of a one-dimensional tensor that was given.
   int64_t length(const char* name) { return find(name).shape[0]; }

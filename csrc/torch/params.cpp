@@ -46,10 +46,9 @@ void check_status(Arguments& args, Rows& rows) {
 // Without cu_seqlens_q row b owns token b.
 void check_one_token_a_row(Arguments& args, const Rows& rows) {
   if (!rows.cu_seqlens_q && rows.tokens < rows.batch) {
-    args.fail("cu_seqlens_q",
-              "a tensor, since there are " + std::to_string(rows.tokens) + " tokens and " + std::to_string(rows.batch) +
-                  " rows",
-              "None");
+    args.fail(args.origin('T'),
+              "at least B = " + std::to_string(rows.batch) + " entries, one a row without cu_seqlens_q",
+              std::to_string(rows.tokens));
   }
 }
 

@@ -1,0 +1,180 @@
+"""BatchMetadata: the buffers, the host's part, and an iteration through its methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specmeta import BatchMetadata
+
+
+def _batch(device: str = "cpu", **changes: Any) -> BatchMetadata:
+    sizes: dict[str, Any] = {
+        "max_rows": 3,
+        "max_slots": 4,
+        "max_tokens": 9,
+        "max_pages": 3,
+        "page_size": 4,
+        "max_seq_len": 12,
+        "max_draft_len": 2,
+        "device": device,
+    }
+    return BatchMetadata(**(sizes | changes))
+
+
+def _buffers(batch: BatchMetadata) -> dict[str, Tensor]:
+    return {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+
+
+def test_addresses_never_change(device: str) -> None:
+    batch = _batch(device)
+    before = {name: buffer.data_ptr() for name, buffer in _buffers(batch).items()}
+    batch.assign(2, [1, 2, 3, 4, 5], [7, 8])
+    batch.add_pages(2, [9])
+    batch.set_rows([2, -1], [3, 0])
+    batch.stage()
+    batch.accept_greedy(torch.zeros(9, dtype=torch.int64, device=device))
+    batch.draft_step(torch.zeros(3, dtype=torch.int64, device=device), index=0)
+    batch.advance(torch.zeros(4, dtype=torch.int32, device=device))
+    batch.release(2)
+    assert {name: buffer.data_ptr() for name, buffer in _buffers(batch).items()} == before
+
+
+def test_an_iteration(device: str) -> None:
+    """A prompt of five in chunks of three, then two drafts of which one stands."""
+    batch = _batch(device)
+    batch.assign(2, [11, 12, 13, 14, 15], [7, 8])
+    batch.set_rows([-1, 2], [3, 3])
+
+    def target(*tokens: int) -> Tensor:
+        return torch.tensor([*tokens, *[0] * (9 - len(tokens))], device=device)
+
+    batch.stage()
+    assert batch.seq_lens.tolist() == [0, 3, 0]
+    assert batch.cu_seqlens_q.tolist() == [0, 0, 3, 3]
+    assert batch.input_ids.tolist() == [11, 12, 13, 0, 0, 0, 0, 0, 0]
+    assert batch.position_ids.tolist() == [0, 1, 2, 0, 0, 0, 0, 0, 0]
+    assert batch.slot_mapping.tolist() == [28, 29, 30, *[-1] * 6]
+    batch.accept_greedy(target(50, 51, 52))
+    assert batch.accepted_tokens.tolist() == [[-1] * 3] * 3  # a chunk emits nothing
+    assert batch.draft_input_ids.tolist()[:3] == [12, 13, 14]
+    assert (batch.committed_lens[2], batch.known_lens[2]) == (3, 5)
+
+    batch.stage()
+    assert batch.input_ids.tolist()[:2] == [14, 15]
+    batch.accept_greedy(target(53, 16))
+    assert batch.accepted_tokens.tolist()[1] == [16, -1, -1]
+    assert (batch.committed_lens[2], batch.known_lens[2]) == (5, 6)
+    drafts = torch.tensor([0, 17, 0], device=device)
+    batch.draft_step(drafts, index=0)
+    assert batch.seq_lens.tolist() == [0, 6, 0]
+    assert batch.draft_ids.tolist() == [0, 17, 0]
+    assert batch.draft_position_ids.tolist() == [0, 5, 0]
+    assert batch.draft_slot_mapping.tolist() == [-1, 33, -1]
+    batch.draft_step(drafts + 1, index=1, last=True)
+    assert batch.num_drafts.tolist() == [0, 0, 2, 0]
+
+    batch.stage()
+    assert batch.input_ids.tolist()[:3] == [16, 17, 18]
+    assert batch.num_draft_tokens.tolist() == [0, 2, 0]
+    batch.accept_greedy(target(17, 99, 98))
+    assert batch.num_accepted.tolist() == [0, 1, 0]
+    assert batch.tokens[2].tolist()[:8] == [11, 12, 13, 14, 15, 16, 17, 99]
+    assert batch.status.tolist() == [0] * 5
+
+
+def test_a_draft_model_shares_the_ledger(device: str) -> None:
+    batch = _batch(device)
+    draft = _batch(device, page_size=2, max_pages=6, ledger=batch)
+    for name in ("tokens", "known_lens", "num_drafts", "row_to_slot", "num_rows"):
+        assert getattr(draft, name) is getattr(batch, name)
+    batch.assign(0, [1, 2, 3], [1])
+    draft.assign(0, [], [5, 6, 7])
+    batch.set_rows([0], [9])
+    draft.set_rows([0], [9])
+    batch.stage()
+    batch.accept_greedy(torch.tensor([0, 0, 4, 0, 0, 0, 0, 0, 0], device=device))
+    draft.stage()
+    assert draft.input_ids.tolist()[:5] == [1, 2, 3, 4, 0]  # all that is certain
+    assert draft.slot_mapping.tolist()[:5] == [10, 11, 12, 13, -1]
+    draft.draft_step(torch.tensor([5, 0, 0], device=device), index=0)
+    assert draft.written_lens.tolist() == [4, 0, 0, 0]
+    assert draft.seq_lens.tolist() == [5, 0, 0]
+    assert batch.num_drafts.tolist() == [1, 0, 0, 0]
+    batch.written_lens.zero_()
+    batch.committed_lens[0] = 2  # a cache that ran ahead counts as far as the target committed
+    draft.stage()
+    assert draft.cached_lens.tolist() == [2, 0, 0]
+
+
+def test_sampled_tokens(device: str) -> None:
+    batch = _batch(device)
+    batch.assign(1, [5], [3])
+    batch.set_rows([1], [1])
+    batch.stage()
+    sampled = torch.tensor([[6, -1, -1], [-1] * 3, [-1] * 3], device=device)
+    batch.accept_sampled(sampled, vocab_size=10)
+    assert batch.next_tokens.tolist() == [6, 0, 0]
+    assert batch.known_lens.tolist() == [0, 2, 0, 0]
+
+
+def test_advance_moves_what_was_staged(device: str) -> None:
+    batch = _batch(device)
+    batch.assign(1, [5, 6, 7], [3, 4])
+    batch.set_rows([1], [3])
+    batch.stage()
+    batch.advance(torch.tensor([0, 2, 0, 0], dtype=torch.int32, device=device), position_bias=0)
+    assert batch.seq_lens.tolist() == [5, 0, 0]
+    assert batch.position_ids.tolist()[:4] == [2, 3, 4, 0]
+    assert batch.slot_mapping.tolist()[:4] == [14, 15, 16, -1]
+
+
+def test_release_and_reuse(device: str) -> None:
+    batch = _batch(device)
+    batch.assign(0, [1, 2, 3, 4, 5], [1, 2])
+    batch.set_rows([0], [9])
+    batch.stage()
+    batch.accept_greedy(torch.ones(9, dtype=torch.int64, device=device))
+    batch.release(0)
+    batch.stage()
+    assert batch.seq_lens.tolist() == [0, 0, 0]
+    assert batch.page_table[0].tolist() == [-1] * 3
+    batch.assign(0, [9], [2])
+    batch.add_pages(0, [1])
+    batch.stage()
+    assert batch.slot_mapping.tolist()[:2] == [8, -1]
+    assert batch.page_table[0].tolist()[:2] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda b: b.assign(4, [1], [1]), "slot: expected 0 <= slot < 4, got 4"),
+        (lambda b: b.assign(-1, [1], [1]), "slot: expected 0 <= slot < 4, got -1"),
+        (lambda b: b.assign(0, [], [1]), "prompt: expected 1 to 12 tokens, got 0"),
+        (lambda b: b.assign(0, [1] * 13, [1]), "prompt: expected 1 to 12 tokens, got 13"),
+        (lambda b: b.assign(0, [1], [1, 2, 3, 4]), r"pages: slot 0 holds at most 3, got 0 \+ 4"),
+        (lambda b: b.assign(0, [1], [0]), r"not pad_page 0, got \[0\]"),
+        (lambda b: b.assign(0, [1], [-2]), r"not negative .* got \[-2\]"),
+        (lambda b: b.add_pages(1, [4]), r"pages: slot 1 holds at most 3, got 3 \+ 1"),
+        (lambda b: b.release(7), "slot: expected 0 <= slot < 4, got 7"),
+        (lambda b: b.set_rows([0, 1, 2, 3], [1] * 4), "at most 3 of each, got 4 and 4"),
+        (lambda b: b.set_rows([0], [1, 1]), "at most 3 of each, got 1 and 2"),
+        (lambda b: b.set_rows([0, 0], [1, 1]), r"one row only, got \[0, 0\]"),
+        (lambda b: b.set_rows([-2], [1]), "slot: expected 0 <= slot < 4, got -2"),
+        (lambda b: b.set_rows([0], [-1]), r"no negative length, got \[-1\]"),
+        (lambda b: _batch(ledger=b).assign(0, [1], [1]), "a draft model reads the target's"),
+    ],
+)
+def test_errors_change_nothing(call: Any, message: str) -> None:
+    batch = _batch()
+    batch.assign(1, [7, 8], [1, 2, 3])
+    batch.set_rows([1], [2])
+    before = {name: buffer.clone() for name, buffer in _buffers(batch).items()}
+    with pytest.raises(ValueError, match=message):
+        call(batch)
+    for name, buffer in _buffers(batch).items():
+        assert torch.equal(buffer, before[name]), name
