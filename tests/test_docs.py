@@ -1,0 +1,39 @@
+"""The documentation runs: the README's example, and those of the docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import specmeta
+from specmeta import batch, generate, graph, ops
+from specmeta.serving import pages
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_readme_example(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    exec(blocks[0], {})
+    expected = re.search(r"# (\[[\d, ]+\])\n$", blocks[0])
+    assert expected
+    assert capsys.readouterr().out.strip() == expected[1]
+
+
+@pytest.mark.parametrize("module", [batch, generate, graph, ops, pages])
+def test_docstrings(module: Any) -> None:
+    names = {"specmeta": specmeta, "torch": torch}
+    result = doctest.testmod(module, extraglobs=names)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_public_names_are_documented() -> None:
+    for name in specmeta.__all__:
+        assert getattr(specmeta, name).__doc__, name

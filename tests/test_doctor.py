@@ -1,0 +1,52 @@
+"""`python -m specmeta doctor`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from specmeta import _library, doctor
+
+
+def test_as_a_command() -> None:
+    command = [sys.executable, "-m", "specmeta", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CPU kernels   working" in done.stdout
+    assert f"torch         {torch.__version__}" in done.stdout
+    assert "missing:" in done.stdout
+
+
+def test_cuda_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    build = _library.BuildInfo("12.2.0", "13.0.88", "80-real 120")
+    monkeypatch.setattr(_library, "build_info", lambda: build)
+    assert doctor.main() == 0
+    assert "CUDA kernels  built with CUDA 13.0.88 for sm 80-real 120" in capsys.readouterr().out
+    monkeypatch.setattr(_library, "build_info", lambda: build._replace(cuda="", architectures=""))
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "nvcc")
+    doctor.main()
+    out = capsys.readouterr().out
+    assert "CUDA kernels  not built" in out
+    assert "SPECMETA_CUDA=1 make build" in out
+
+
+def test_missing_library(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_library, "PATH", _library.PATH.with_name("nowhere.so"))
+    assert doctor.main() == 1
+    assert "nowhere.so is not beside the package: build it with" in capsys.readouterr().out
+
+
+def test_missing_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda p: None if p == "rich" else version(p))
+    doctor.main()
+    assert (
+        "rich for `specmeta generate`: pip install 'specmeta[generate]'" in capsys.readouterr().out
+    )
