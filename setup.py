@@ -18,9 +18,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         torch = importlib.util.find_spec("torch")
         if torch is None or torch.origin is None:
-            raise SystemExit(
-                "specmeta needs torch to build: install it first, then build with --no-build-isolation"
-            )
+            raise SystemExit("specmeta: install torch first, then use --no-build-isolation")
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = ROOT / "build" / "cmake"
         configure = [

@@ -68,6 +68,6 @@ def load() -> None:
             "`pip install --no-build-isolation -e .` (or `make build`)"
         )
     try:
-        torch.ops.load_library(str(PATH))  # type: ignore[no-untyped-call]
+        torch.ops.load_library(str(PATH))
     except OSError as error:
         raise ImportError(f"specmeta: cannot load {PATH.name}: {error}") from error

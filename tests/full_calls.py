@@ -1,4 +1,4 @@
-"""One call of every operation with every argument that may stand beside the others, for tests of calls rather than of results."""
+"""One call of every operation with all arguments that may stand together, to test calls with."""
 
 from __future__ import annotations
 

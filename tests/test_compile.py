@@ -150,7 +150,7 @@ def test_a_call_is_one_operator_and_nothing_else(operation: str, device: str) ->
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_fake_kernels_check_what_the_real_ones_check(operation: str) -> None:
-    """Each tensor with a wrong dtype, rank or size: the traced call and the real one say the same."""
+    """For a wrong dtype, rank or size the traced call and the real one say the same."""
     specs = [a for a in _library.schema() if a.operator == operation and a.kind == "tensor"]
     for spec in specs:
         call = full_calls.calls()[operation]

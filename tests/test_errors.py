@@ -1,4 +1,4 @@
-"""What raises: every tensor that cannot be right, with the argument, what was expected and what came; nothing is written then."""
+"""What raises: every tensor that cannot be right; nothing is written then."""
 
 from __future__ import annotations
 
