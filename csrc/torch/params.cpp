@@ -5,42 +5,40 @@ namespace {
 
 Rows rows_params(Arguments& args) {
   Rows rows;
-  const bool by_slot = args.has("row_to_slot");
-  rows.batch = args.size('B') >= 0 ? args.size('B') : args.size('S');  // stage alone may have nothing by row
   rows.row_to_slot = args.ints("row_to_slot");
   rows.num_rows = args.int32("num_rows");
   rows.num_rows_int = args.integer("num_rows_int", kInt32Max);
+  rows.status = args.int32("status");
   if (rows.num_rows && args.has("num_rows_int")) args.fail("num_rows", "a tensor or an integer", "both");
+  if (args.size('T') >= 0) rows.tokens = args.size('T');
+
+  // B and S: from what is by row and by slot, else from each other, else from status.
+  const bool by_slot = args.has("row_to_slot");
+  const int64_t status_length = rows.status ? args.length("status") : -1;
+  rows.batch = args.size('B');
+  for (const int64_t size : {args.size('S'), status_length}) {
+    if (rows.batch < 0) rows.batch = size;
+  }
+  if (rows.batch < 0) args.fail("cu_seqlens_q", "a tensor, since no other one tells the number of rows", "None");
   if (args.size('S') >= 0) {
     rows.slots = args.size('S');
-    if (!by_slot && rows.slots != rows.batch) {
-      args.fail("row_to_slot",
-                "a tensor, since there are " + std::to_string(rows.slots) + " slots and " + std::to_string(rows.batch) +
-                    " rows",
-                "None");
-    }
   } else if (!by_slot) {
     rows.slots = rows.batch;
+  } else if (rows.status) {
+    rows.slots = max64(status_length - 1, 0);
   }
-  if (args.size('T') >= 0) rows.tokens = args.size('T');
-  rows.status = args.int32("status");
+  if (!by_slot && rows.slots != rows.batch) {
+    args.fail("row_to_slot",
+              "a tensor, since there are " + std::to_string(rows.slots) + " slots and " + std::to_string(rows.batch) +
+                  " rows",
+              "None");
+  }
+  const int64_t wanted = by_slot ? rows.slots + 1 : rows.batch;
+  if (rows.status && status_length != wanted) {
+    args.fail("status", std::string("shape [") + (by_slot ? "S+1" : "B") + "] = [" + std::to_string(wanted) + "]",
+              "[" + std::to_string(status_length) + "]");
+  }
   return rows;
-}
-
-// status has S + 1 entries with row_to_slot, else B; where nothing else tells S, status does.
-void check_status(Arguments& args, Rows& rows) {
-  if (!args.has("status")) return;
-  const int64_t length = args.length("status");
-  if (rows.row_to_slot && rows.slots == kUnknownSize) {
-    if (length == 0) args.fail("status", "shape [S+1]", "[0]");
-    rows.slots = length - 1;
-  }
-  const int64_t wanted = rows.row_to_slot ? rows.slots + 1 : rows.batch;
-  if (length != wanted) {
-    args.fail("status",
-              std::string("shape [") + (rows.row_to_slot ? "S+1" : "B") + "] = [" + std::to_string(wanted) + "]",
-              "[" + std::to_string(length) + "]");
-  }
 }
 
 // Without cu_seqlens_q row b owns token b.
@@ -110,7 +108,6 @@ AcceptParams accept_params(Arguments& args) {
   p.accepted_tokens = args.ints_table("accepted_tokens");
   p.draft_input_ids = args.ints("draft_input_ids");
   p.last_position_ids = args.ints("last_position_ids");
-  check_status(args, p.rows);
   check_one_token_a_row(args, p.rows);
   args.all_or_none({"committed_lens", "known_lens", "tokens", "seq_lens"});
   args.needs("num_drafts", {"committed_lens"});
@@ -142,7 +139,6 @@ AdvanceParams advance_params(Arguments& args) {
   p.position_ids_out = args.ints("position_ids_out");
   p.layout = layout_params(args, p.rows);
   p.layout.seq_lens = args.has("seq_lens_out") ? args.ints("seq_lens_out") : p.seq_lens;
-  check_status(args, p.rows);
   check_one_token_a_row(args, p.rows);
   args.needs("position_ids_out", {"position_ids"});
   return p;
@@ -166,7 +162,6 @@ StageParams stage_params(Arguments& args) {
   p.num_draft_tokens = args.int32("num_draft_tokens");
   p.layout = layout_params(args, p.rows);
   p.layout.seq_lens = seq_lens;
-  check_status(args, p.rows);
   if (!p.query_lens && !p.known_lens) args.fail("query_lens", "a tensor, unless known_lens is given", "None");
   args.needs("num_drafts", {"known_lens"});
   args.needs("num_draft_tokens", {"known_lens"});
@@ -211,7 +206,6 @@ DraftStepParams draft_step_params(Arguments& args) {
   p.input_ids = args.ints("input_ids");
   p.layout = layout_params(args, p.rows);
   p.layout.seq_lens = args.has("seq_lens_out") ? args.ints("seq_lens_out") : p.seq_lens;
-  check_status(args, p.rows);
   check_one_token_a_row(args, p.rows);
   args.all_or_none({"tokens", "known_lens", "num_drafts"});
   args.needs("tokens", {"draft_tokens"});

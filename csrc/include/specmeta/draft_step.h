@@ -28,14 +28,18 @@ SPECMETA_HD int64_t draft_row(const DraftStepParams& p, int64_t b, RowCheck& che
   }
   const int64_t kept = old_len - rejected;
 
+  int64_t written = kept;
   if (p.tokens) {
     const int64_t at = p.known_lens[s] + p.draft_index;
-    if (at == kept + p.shift && at >= 0 && at < p.tokens.width) {
+    if (at != kept + p.shift) {
+      // Made in the middle of a prompt: the cache holds earlier drafts where the prompt goes on.
+      written = max64(kept - p.draft_index, 0);
+    } else if (at >= 0 && at < p.tokens.width) {
       p.tokens.set(s, at, p.draft_tokens.get(b));
       p.num_drafts[s] = saturate32(p.draft_index + 1);
     }
   }
-  if (p.written_lens) p.written_lens[s] = saturate32(kept);
+  if (p.written_lens) p.written_lens[s] = saturate32(written);
   if (p.last) return 0;
 
   if (kept + 1 > find_capacity(p.pages, p.layout, allocation, kept + 1)) {
