@@ -52,6 +52,7 @@ format: setup
 	@$(BIN)/clang-format -i $(CXX_SOURCES)
 
 wheel: setup
+	@rm -rf build/lib* build/bdist* dist
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	@tools/check_wheel.sh dist/specmeta-*.whl
 

@@ -17,3 +17,4 @@ import specmeta
 assert specmeta.__file__.startswith("$clean"), specmeta.__file__
 PYTHON
 "$clean/venv/bin/specmeta" doctor
+"$clean/venv/bin/specmeta" generate --prompt "It was a fine morning" --max-new-tokens 8

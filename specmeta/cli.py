@@ -1,0 +1,264 @@
+"""The command line: ``specmeta COMMAND ...``, also ``python -m specmeta COMMAND ...``.
+
+Exit codes: 0, 1 where a check fails, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from specmeta.generate import Generation
+    from specmeta.models import Model
+
+__all__ = ["generate", "main"]
+
+# Command: (module, function, help). The function takes the arguments behind the command and
+# returns the exit code. Modules are imported when they're needed: torch takes seconds.
+COMMANDS = {
+    "generate": ("specmeta.cli", "generate", "generate text, speculating with a draft head"),
+    "doctor": ("specmeta.doctor", "main", "say what was built, and what is missing"),
+}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# For models of a few million weights, more threads gain little, and they wait for each other where
+# other programs want the cores, too.
+DEFAULT_THREADS = 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The command and its arguments. Default: those of the process.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(
+        prog="specmeta", description="Metadata of speculative decoding, on the device."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, _, text) in COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    module, function, _ = COMMANDS[parser.parse_args(arguments[:1]).command]
+    code: int = getattr(importlib.import_module(module), function)(arguments[1:])
+    return code
+
+
+def generate(argv: Sequence[str]) -> int:
+    """Run ``specmeta generate``: decode, print the text, check it, print a table.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        The arguments behind the command.
+
+    Returns
+    -------
+    int
+        0; 1 where a text differs from plain greedy decoding in fp32; 2 for bad input.
+    """
+    parser = _generate_parser()
+    args = parser.parse_args(argv)
+    try:
+        prompts = _read_prompts(args)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        parser.error(str(error))
+
+    import torch
+    import transformers
+
+    from specmeta.generate import RequestError, plain_greedy
+    from specmeta.generate import generate as decode
+    from specmeta.models import ModelError, load
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        torch.set_num_threads(args.threads)
+        device = torch.device(args.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"threads or device: {str(error).splitlines()[0]}")
+    settings = {
+        "max_new_tokens": args.max_new_tokens,
+        "page_size": args.page_size,
+        "max_pages": args.max_pages,
+    }
+    try:
+        model = load(
+            args.model, args.draft, dtype=getattr(torch, DTYPES[args.dtype]), device=device
+        )
+        with _display(prompts, silent=args.json) as on_text:
+            spoken = decode(model, prompts, num_drafts=args.num_drafts, on_text=on_text, **settings)
+    except (ModelError, RequestError) as error:
+        parser.error(str(error))
+    plain = decode(model, prompts, num_drafts=0, **settings)
+    expected = plain_greedy(model, spoken, max_new_tokens=args.max_new_tokens)
+    report = _report(args, model, spoken, plain, expected)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        _print_table(report)
+    return 1 if args.dtype == "fp32" and not report["identical"] else 0
+
+
+def _generate_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="specmeta generate",
+        description="Generate text greedily, all prompts in one batch, with drafts of an EAGLE-3 "
+        "head verified by the model; then check the text against plain greedy decoding.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--prompt", action="append", default=[], metavar="TEXT", help="may be repeated")
+    add("--prompts", type=Path, metavar="FILE", help="a file of prompts, one a line")
+    add("--model", default="austen", help="austen, which is built in, or a Llama's directory")
+    add("--draft", metavar="DIR", help="the EAGLE-3 head (default: MODEL/draft)")
+    add("--max-new-tokens", type=int, default=64, metavar="N", help="new tokens a prompt")
+    add("-k", "--num-drafts", type=int, default=4, metavar="K", help="drafts a step; 0 = none")
+    add("--dtype", choices=DTYPES, default="fp32", help="of weights, activations and cache")
+    add("--device", default="cpu", help="cpu or cuda")
+    add("--page-size", type=int, default=16, metavar="N", help="tokens a page of the cache")
+    add("--max-pages", type=int, metavar="N", help="pages of the cache (default: as needed)")
+    add(
+        "--threads",
+        type=int,
+        default=DEFAULT_THREADS,
+        metavar="N",
+        help="threads on the CPU; large models gain from more",
+    )
+    add("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def _read_prompts(args: argparse.Namespace) -> list[str]:
+    prompts: list[str] = list(args.prompt)
+    if args.prompts is not None:
+        lines = args.prompts.read_text(encoding="utf-8").splitlines()
+        prompts += [line for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError("no prompts: give --prompt TEXT or --prompts FILE")
+    return prompts
+
+
+@contextmanager
+def _display(prompts: list[str], *, silent: bool) -> Iterator[Callable[[int, str], None]]:
+    """Show texts as they come; yield the function that takes the pieces.
+
+    One text is written as it is. Several grow side by side on a terminal; anything else than a
+    terminal gets them when they're done.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(quiet=silent)
+    if len(prompts) == 1:
+        prompt = iter(prompts)
+        yield lambda _, piece: console.out(next(prompt, "") + piece, end="", highlight=False)
+        console.out("")
+        return
+    texts = [Text(f"[{index}] {prompt}") for index, prompt in enumerate(prompts, 1)]
+    live = Live(console=console)
+
+    def show(index: int, piece: str) -> None:
+        texts[index].append(piece)
+        live.start()
+        live.update(Text("\n").join(texts))
+
+    try:
+        yield show
+    finally:
+        live.stop()
+    if not console.is_terminal:  # Live ends the last line on a terminal only
+        console.out("")
+
+
+def _report(
+    args: argparse.Namespace,
+    model: Model,
+    spoken: Generation,
+    plain: Generation,
+    expected: list[list[int]],
+) -> dict[str, Any]:
+    texts = [
+        {
+            "prompt": text.prompt,
+            "text": text.text,
+            "token_ids": text.token_ids,
+            "finish": text.finish,
+            "identical": text.token_ids == ids,
+        }
+        for text, ids in zip(spoken.texts, expected, strict=True)
+    ]
+    return {
+        "model": model.name,
+        "device": args.device,
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "num_drafts": spoken.num_drafts,
+        "page_size": args.page_size,
+        "texts": texts,
+        "tokens": spoken.num_tokens,
+        "steps": spoken.steps,
+        "target_passes": spoken.target_passes,
+        "tokens_per_pass": spoken.tokens_per_pass,
+        "accepted": spoken.accepted,
+        "drafted": spoken.drafted,
+        "tokens_per_second": spoken.tokens_per_second,
+        "tokens_per_second_without_speculation": plain.tokens_per_second,
+        "identical": all(text["identical"] for text in texts),
+    }
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    where = f"{report['device']}, {report['dtype']}"
+    if report["device"] == "cpu":
+        where += f", threads: {report['threads']}"
+    pairs = list(zip(report["accepted"], report["drafted"], strict=True))
+    rates = " ".join(f"{a / d:.1%}" if d else "-" for a, d in pairs)
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in (
+        ("model", report["model"]),
+        ("run on", where),
+        ("drafts a pass", str(report["num_drafts"])),
+        ("tokens", str(report["tokens"])),
+        ("target passes", str(report["target_passes"])),
+        ("tokens a pass", f"{report['tokens_per_pass']:.2f}"),
+        ("acceptance", _rate(sum(a for a, _ in pairs), sum(d for _, d in pairs))),
+        ("acceptance by position", rates or "-"),
+        ("tokens/s with speculation", f"{report['tokens_per_second']:.1f}"),
+        ("tokens/s without", f"{report['tokens_per_second_without_speculation']:.1f}"),
+        ("identical to plain greedy decoding", "yes" if report["identical"] else "no"),
+    ):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _rate(accepted: int, drafted: int) -> str:
+    return f"{accepted / drafted:.2%} ({accepted}/{drafted} tokens)" if drafted else "-"

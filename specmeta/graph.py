@@ -1,0 +1,179 @@
+"""Capture a step once, replay it many times.
+
+On a GPU a captured step is a CUDA graph. On the CPU it's the step's trace: the list of operations
+that it ran, recorded under fake tensors, replayed on the real ones. On both, the step is traced
+first, which proves that the host reads nothing back: a step that does fails the capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+__all__ = ["CaptureError", "Captured", "capture"]
+
+_WARM_UPS = 2
+
+# These read memory without going through an operator, where fake tensors would notice.
+_DIRECT_READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+# A constant that the step makes out of Python numbers passes here: it's no state of the step.
+_LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+
+
+class CaptureError(RuntimeError):
+    """A step that can't be captured; the message says why."""
+
+
+class Captured:
+    """A captured step.
+
+    Attributes
+    ----------
+    trace : GraphModule
+        The step's operations. Its inputs are the persistent tensors that the step touches.
+    replay : callable
+        ``replay()`` runs the step on what the tensors hold now.
+    """
+
+    def __init__(self, trace: GraphModule, replay: Callable[[], None]) -> None:
+        self.trace = trace
+        self.replay = replay
+
+
+def capture(step: Callable[[], None], *, num_rows: Tensor) -> Captured:
+    """Capture `step`.
+
+    Parameters
+    ----------
+    step : callable
+        Called without arguments, once for each of a few rehearsals, and its results are tensors
+        updated in place. The tensors that it updates must exist already, and keep their
+        addresses: replays go on to use them. Python numbers are frozen.
+    num_rows : Tensor
+        int32 [1]: the number of live rows that the step's operations read. It's zero during the
+        warm-up, so that nothing indexed by slot changes (contract, rule 2), and gets its value
+        back. Its device decides what a capture is.
+
+    Returns
+    -------
+    Captured
+
+    Raises
+    ------
+    CaptureError
+        The step reads a value back to the host, or has a shape that depends on one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from specmeta.graph import capture
+    >>> count, live = torch.zeros(2), torch.ones(1, dtype=torch.int32)
+    >>> step = capture(lambda: count.add_(live), num_rows=live)
+    >>> step.replay(); step.replay(); count
+    tensor([2., 2.])
+    """
+    with torch.no_grad():
+        trace, tensors = _trace(step)
+        if num_rows.is_cuda:
+            return Captured(trace, _cuda_graph(step, num_rows).replay)
+
+    def replay() -> None:
+        with torch.no_grad():
+            trace(*tensors)
+
+    return Captured(trace, replay)
+
+
+def _trace(step: Callable[[], None]) -> tuple[GraphModule, list[Tensor]]:
+    """Trace `step` without touching a value; return the trace and the tensors it takes."""
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with fake_mode:
+            # Two rehearsals: the first finds the tensors, the second has them as inputs. A tensor
+            # that is closed over but isn't an input would be updated for real while tracing.
+            found = _Lift(fake_mode)
+            with found, _ForbidDirectReads():
+                step()
+
+            def lifted_step(*inputs: Tensor) -> None:
+                with _Lift(fake_mode, found.tensors, inputs), _ForbidDirectReads():
+                    step()
+
+            trace = make_fx(lifted_step, _allow_non_fake_inputs=True)(
+                *(fake_mode.from_tensor(tensor) for tensor in found.tensors)
+            )
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise CaptureError(f"the step reads a value back to the host: {error.func}") from error
+    return trace, found.tensors
+
+
+class _Lift(TorchDispatchMode):
+    """Puts a fake tensor in the place of every real one, and keeps a list of the real ones."""
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        tensors: list[Tensor] | None = None,
+        inputs: tuple[Tensor, ...] = (),
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake_mode = fake_mode
+        self.complete = tensors is not None
+        self.tensors = tensors if tensors is not None else []
+        self.fakes = {id(t): fake for t, fake in zip(self.tensors, inputs, strict=True)}
+
+    def lift(self, tensor: Tensor) -> Tensor:
+        if self.fake_mode.is_our_fake(tensor):
+            return tensor
+        if id(tensor) not in self.fakes:
+            if self.complete:
+                raise CaptureError("the step doesn't use the same tensors each time it runs")
+            self.tensors.append(tensor)
+            self.fakes[id(tensor)] = self.fake_mode.from_tensor(tensor)
+        return self.fakes[id(tensor)]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _LIFTS:
+            args, kwargs = tree_map_only(Tensor, self.lift, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+class _ForbidDirectReads(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _DIRECT_READS:
+            raise CaptureError(f"the step reads a value back to the host: Tensor.{func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+def _cuda_graph(step: Callable[[], None], num_rows: Tensor) -> torch.cuda.CUDAGraph:
+    live = num_rows.clone()
+    num_rows.zero_()
+    stream = torch.cuda.Stream(num_rows.device)
+    stream.wait_stream(torch.cuda.current_stream(num_rows.device))
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            step()
+    torch.cuda.current_stream(num_rows.device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    num_rows.copy_(live)
+    return graph

@@ -1,0 +1,232 @@
+"""Find and load a model and its draft head, and refuse what doesn't fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+)
+
+from specmeta.models.eagle3 import Eagle3Head
+from specmeta.serving.attention import ATTENTION_NAME
+
+__all__ = ["BUILT_IN", "Model", "ModelError", "check_fit", "load", "resolve"]
+
+BUILT_IN = ("austen",)
+# A model folder may bring its draft head along, in this subfolder.
+DRAFT_FOLDER = "draft"
+# The frequencies of the other kinds depend on how long the text has become, which the host would
+# have to read in every step.
+STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+class ModelError(ValueError):
+    """A model or head that can't be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model.
+
+    Attributes
+    ----------
+    name : str
+        What `load` was asked for.
+    target : LlamaForCausalLM
+        The model, with paged attention.
+    head : Eagle3Head or None
+        Its draft head, likewise.
+    tokenizer : PreTrainedTokenizerBase
+        Its tokenizer.
+    end_ids : frozenset of int
+        Token ids that end a text.
+    """
+
+    name: str
+    target: LlamaForCausalLM
+    head: Eagle3Head | None
+    tokenizer: PreTrainedTokenizerBase
+    end_ids: frozenset[int]
+
+
+def resolve(name: str) -> Path:
+    """Return the folder of the model `name`: a built-in one, or a directory.
+
+    Raises
+    ------
+    ModelError
+        It's neither.
+    """
+    if name in BUILT_IN:
+        return Path(__file__).parent / name
+    if Path(name).is_dir():
+        return Path(name)
+    raise ModelError(f"no model {name!r}: expected a directory or one of: {', '.join(BUILT_IN)}")
+
+
+def load(
+    name: str,
+    draft: str | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Model:
+    """Load a Llama, its tokenizer and its EAGLE-3 head from folders in the Hugging Face layout.
+
+    Weights are read from safetensors alone: nothing is unpickled, no code in a folder is run, and
+    nothing is downloaded.
+
+    Parameters
+    ----------
+    name : str
+        ``"austen"``, the model that comes with the package, or a directory.
+    draft : str, optional
+        Directory of the head. Default: the model folder's ``draft``, where there is one.
+    dtype : torch.dtype
+        Type of weights, activations and caches.
+    device : torch.device or str
+        Where to run.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    ModelError
+        Something is missing, can't be used here, or model and head don't fit each other.
+    """
+    folder = resolve(name)
+    target = _load_target(folder, dtype=dtype, device=device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: no tokenizer: {_first_line(error)}") from error
+    if draft is not None:
+        head_folder: Path | None = Path(draft)
+    else:
+        head_folder = folder / DRAFT_FOLDER if (folder / DRAFT_FOLDER).is_dir() else None
+    head = None
+    if head_folder is not None:
+        try:
+            head = Eagle3Head.from_pretrained(
+                head_folder,
+                dtype=dtype,
+                device=device,
+                embed_tokens=target.model.embed_tokens.weight,
+                attn_implementation=ATTENTION_NAME,
+            )
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ModelError(f"draft head: {error}") from error
+        check_fit(target.config, head)
+    end = target.generation_config.eos_token_id
+    end_ids = [] if end is None else [end] if isinstance(end, int) else end
+    # Whatever else the folder suggests (sampling, penalties) isn't greedy decoding.
+    target.generation_config = GenerationConfig(
+        eos_token_id=end, pad_token_id=min(end_ids, default=0)
+    )
+    return Model(name, target, head, tokenizer, frozenset(end_ids))
+
+
+def check_fit(config: LlamaConfig, head: Eagle3Head) -> None:
+    """Check that a head drafts for a model of this configuration.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+        The model's configuration.
+    head : Eagle3Head
+        The head.
+
+    Raises
+    ------
+    ModelError
+        It doesn't; the message says what differs.
+    """
+
+    def expect(what: str, expected: object, got: object) -> None:
+        if got != expected:
+            raise ModelError(
+                f"the draft head doesn't fit the model: {what}: expected {expected}, got {got}"
+            )
+
+    layer = head.config.layer
+    expect("hidden size of the target", config.hidden_size, head.config.target_hidden_size)
+    expect("vocabulary size", config.vocab_size, layer.vocab_size)
+    try:
+        aux_ids = head.config.resolve_aux_layer_ids(config.num_hidden_layers)
+    except ValueError as error:
+        raise ModelError(f"the draft head doesn't fit the model: {error}") from error
+    # The state behind the last layer has been through the final norm in some engines only.
+    if max(aux_ids) >= config.num_hidden_layers:
+        raise ModelError(
+            "the draft head doesn't fit the model: eagle_aux_hidden_state_layer_ids: expected "
+            f"inputs of the model's layers 0..{config.num_hidden_layers - 1}, got {list(aux_ids)}"
+        )
+    drafted = torch.arange(len(head.d2t), device=head.d2t.device) + head.d2t
+    if len(drafted) and not 0 <= int(drafted.min()) <= int(drafted.max()) < config.vocab_size:
+        raise ModelError(
+            "the draft head doesn't fit the model: d2t: expected ids of a vocabulary of "
+            f"{config.vocab_size}, got {int(drafted.min())} .. {int(drafted.max())}"
+        )
+    _check_rope("the draft head", layer)
+
+
+def _load_target(
+    folder: Path, *, dtype: torch.dtype, device: torch.device | str
+) -> LlamaForCausalLM:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: no config.json that can be read: {error}") from error
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind != "llama":
+        raise ModelError(f"{folder}: model_type: expected 'llama', got {kind!r}")
+    if not any(folder.glob("*.safetensors")):
+        found = sorted(path.name for path in folder.glob("*.bin"))
+        reason = f"; {found[0]} is pickled and isn't read" if found else ""
+        raise ModelError(f"{folder}: no weights in safetensors{reason}")
+    loaded: Any
+    try:
+        loaded = LlamaForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{folder}: {_first_line(error)}") from error
+    target, report = loaded
+    # transformers would go on with random weights in their place.
+    for problem in ("missing_keys", "mismatched_keys"):
+        if report[problem]:
+            raise ModelError(f"{folder}: the weights don't fit config.json: {report[problem]}")
+    _check_rope(str(folder), target.config)
+    model: LlamaForCausalLM = target.to(device).eval()
+    return model
+
+
+def _check_rope(what: str, config: LlamaConfig) -> None:
+    kind = (config.rope_parameters or {})["rope_type"]
+    if kind not in STATIC_ROPE_TYPES:
+        raise ModelError(f"{what}: rope_type: expected one of {STATIC_ROPE_TYPES}, got {kind!r}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

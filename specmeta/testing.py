@@ -1,0 +1,335 @@
+"""Tools to test the operators with: guarded tensors, exact comparison, and the case files.
+
+A tensor of a batch is written by many launches and read by engines that trust every element of
+it, so a test asks for three things: the right elements, defined elements everywhere (outputs are
+poisoned first), and not one byte outside.
+
+Examples
+--------
+>>> import torch, specmeta
+>>> from specmeta import reference, testing
+>>> arguments = {"num_accepted": torch.tensor([1]), "seq_lens": torch.tensor([32]),
+...              "page_size": 32, "page_table": torch.tensor([[5, 6]], dtype=torch.int32)}
+>>> testing.run_both(specmeta.advance, reference.advance, arguments)["seq_lens"].tolist()
+[33]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Guarded", "assert_equal", "load_case", "poisoned", "run_both", "run_case"]
+
+POISON = 0x7B7B7B7B
+"""What outputs hold before a run: as a length, page, slot or position it is wrong everywhere."""
+
+GUARD = 0x5A5A5A5A
+"""What stands between the tensors of a `Guarded`."""
+
+GUARD_ELEMENTS = 7  # odd, so that the tensors start on every alignment that their dtype allows
+
+INT64_NAMES = frozenset({"slot_mapping"})
+"""Tensors that are always int64."""
+
+EITHER_NAMES = frozenset(
+    {
+        "num_accepted",
+        "row_to_slot",
+        "seq_lens",
+        "seq_lens_out",
+        "padded_seq_lens",
+        "position_ids",
+        "position_ids_out",
+        "last_position_ids",
+        "input_ids",
+        "target_tokens",
+        "sampled_tokens",
+        "draft_tokens",
+        "next_tokens",
+        "accepted_tokens",
+        "draft_input_ids",
+        "tokens",
+    }
+)
+"""Tensors that may be int32 or int64, each for itself. All others are int32."""
+
+# The sizes that a case names, and the outputs that have them (the last dimension).
+_SIZES = {
+    "num_tokens": ("position_ids", "slot_mapping", "input_ids"),
+    "kv_capacity": ("kv_indices",),
+    "max_pages": ("block_table",),
+}
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.int32, gap: int = 0) -> Tensor:
+    """Make an output that no run has written yet.
+
+    Parameters
+    ----------
+    shape
+        Sizes; one or two.
+    dtype
+        torch.int32 or torch.int64.
+    gap
+        Elements between two rows of a 2-D tensor that do not belong to it.
+    """
+    filled = torch.full((*shape[:-1], shape[-1] + gap), POISON, dtype=dtype)
+    return filled[..., : shape[-1]]
+
+
+def assert_equal(name: str, got: Tensor, want: Tensor) -> None:
+    """Check that two tensors have the same shape and the same elements.
+
+    Parameters
+    ----------
+    name
+        What the message calls the tensor.
+    got, want
+        Integer tensors, on any device. Their dtypes may differ.
+
+    Raises
+    ------
+    AssertionError
+        Names the first element that differs, both its values, and how many differ.
+    """
+    got, want = got.detach().cpu().to(torch.int64), want.detach().cpu().to(torch.int64)
+    if got.shape != want.shape:
+        raise AssertionError(f"{name}: shape {tuple(got.shape)}, expected {tuple(want.shape)}")
+    if torch.equal(got, want):
+        return
+    places = (got != want).nonzero()
+    first = tuple(places[0].tolist())
+    where = ", ".join(str(i) for i in first)
+    raise AssertionError(
+        f"{name}[{where}] is {got[first].item()}, expected {want[first].item()} "
+        f"({len(places)} of {got.numel()} elements differ)\n"
+        f"  got      {_shown(got)}\n  expected {_shown(want)}"
+    )
+
+
+def _shown(tensor: Tensor, limit: int = 400) -> str:
+    text = str(tensor.tolist())
+    return text if len(text) <= limit else text[:limit] + " ..."
+
+
+class Guarded:
+    """Copies of tensors on one device, laid out with guard elements around each.
+
+    There is one buffer for each dtype, so that a copy to a device, and a comparison of everything
+    with everything, costs as little for thirty tensors as for one. Row strides are kept, and so is
+    what stands between the rows.
+
+    Parameters
+    ----------
+    tensors
+        Integer tensors of one or two dimensions, by name.
+    device
+        Where the copies live.
+
+    Attributes
+    ----------
+    tensors
+        The copies, by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
+        self._initial: dict[torch.dtype, Tensor] = {}
+        self._buffers: dict[torch.dtype, Tensor] = {}
+        self._places: dict[str, int] = {}
+        self.tensors: dict[str, Tensor] = {}
+
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        ends: dict[torch.dtype, int] = {}
+        for name, tensor in tensors.items():
+            flat = _with_gaps(tensor)
+            guard = torch.full((GUARD_ELEMENTS,), GUARD, dtype=tensor.dtype)
+            by_dtype.setdefault(tensor.dtype, [guard]).extend((flat, guard))
+            start = ends.get(tensor.dtype, GUARD_ELEMENTS)
+            self._places[name] = start
+            ends[tensor.dtype] = start + len(flat) + GUARD_ELEMENTS
+        for dtype, parts in by_dtype.items():
+            self._initial[dtype] = torch.cat(parts)
+            # A clone even where the device is the same: the initial contents stay what they are.
+            self._buffers[dtype] = self._initial[dtype].clone().to(device)
+        for name, tensor in tensors.items():
+            buffer = self._buffers[tensor.dtype]
+            self.tensors[name] = buffer.as_strided(
+                tensor.shape, tensor.stride(), self._places[name]
+            )
+
+    def assert_equal(self, want: Guarded) -> None:
+        """Check that every tensor equals its twin, and every byte between them too."""
+        same = all(
+            torch.equal(buffer.cpu(), want._buffers[dtype].cpu())
+            for dtype, buffer in self._buffers.items()
+        )
+        if not same:
+            for name, tensor in self.tensors.items():
+                assert_equal(name, tensor, want.tensors[name])
+            self.check_guards()
+            want.check_guards()
+
+    def check_guards(self) -> None:
+        """Check that nothing was written between the tensors, or between their rows."""
+        for dtype, buffer in self._buffers.items():
+            changed = buffer.cpu() != self._initial[dtype]
+            for name, tensor in self.tensors.items():
+                if tensor.dtype == dtype:
+                    changed[self._elements(name)] = False
+            if changed.any():
+                place = int(changed.nonzero()[0])
+                near = min(
+                    (name for name, t in self.tensors.items() if t.dtype == dtype),
+                    key=lambda name: abs(self._places[name] - place),
+                )
+                offset = place - self._places[near]
+                raise AssertionError(
+                    f"written outside: {buffer[place].item()} at element {offset} from the start "
+                    f"of {near} {tuple(self.tensors[near].shape)}"
+                )
+
+    def check_unchanged(self, name: str) -> None:
+        """Check that a tensor still holds what it was made with."""
+        tensor = self.tensors[name]
+        before = self._initial[tensor.dtype].as_strided(
+            tensor.shape, tensor.stride(), self._places[name]
+        )
+        assert_equal(f"{name} (an input)", tensor, before)
+
+    def _elements(self, name: str) -> Tensor:
+        """Where a tensor's elements stand in its buffer."""
+        tensor = self.tensors[name]
+        elements = torch.tensor(self._places[name])
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            elements = elements.unsqueeze(-1) + torch.arange(size) * stride
+        return elements.flatten()
+
+
+def _with_gaps(tensor: Tensor) -> Tensor:
+    """Give the stretch of storage from a tensor's first element to its last."""
+    if tensor.numel() == 0:
+        return tensor.new_empty(0)
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return tensor.as_strided((last + 1,), (1,))
+
+
+def run_both(
+    fn: Callable[..., None],
+    reference_fn: Callable[..., None],
+    kwargs: Mapping[str, Any],
+    device: torch.device | str = "cpu",
+) -> dict[str, Tensor]:
+    """Run an operation and its reference on copies of the same arguments, and compare everything.
+
+    Parameters
+    ----------
+    fn
+        The operation. It gets its tensors on `device`.
+    reference_fn
+        What it should do. It gets CPU tensors.
+    kwargs
+        Arguments by name, tensors on the CPU. They keep their values; None means absent.
+    device
+        Where `fn` runs.
+
+    Returns
+    -------
+    dict
+        What the reference left in each tensor.
+
+    Raises
+    ------
+    AssertionError
+        A tensor differs, mutated or not, or a byte around one of them.
+    """
+    tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
+    values = {name: value for name, value in kwargs.items() if not isinstance(value, Tensor)}
+    got, want = Guarded(tensors, device), Guarded(tensors)
+    reference_fn(**values, **want.tensors)
+    fn(**values, **got.tensors)
+    got.assert_equal(want)
+    return want.tensors
+
+
+def load_case(path: str | Path) -> dict[str, Any]:
+    """Read a case file: a JSON object with `name`, `why`, `op`, `args` and `expect`."""
+    case: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return case
+
+
+def run_case(
+    fn: Callable[..., None],
+    case: Mapping[str, Any],
+    device: torch.device | str = "cpu",
+    index_dtype: torch.dtype = torch.int64,
+) -> None:
+    """Run an operation on a case's `args` and compare all that it leaves with `expect`.
+
+    Every key of `expect` is an output; one that is in `args` too is updated in place, and every
+    other one is poisoned first. The arguments that are not in `expect` must keep their values.
+
+    Parameters
+    ----------
+    fn
+        The operation, or its reference.
+    case
+        See `load_case`.
+    device
+        Where it runs.
+    index_dtype
+        The dtype of the tensors that may be int32 or int64.
+
+    Raises
+    ------
+    AssertionError
+        An output differs, an input changed, or something was written outside.
+    """
+    expect = {
+        name: torch.tensor(value, dtype=_dtype(name, index_dtype))
+        for name, value in case["expect"].items()
+    }
+    values: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, value in case["args"].items():
+        if name in _SIZES:
+            for output in _SIZES[name]:
+                if output in expect:
+                    assert expect[output].shape[-1] == value, f"{output} does not have {name}"
+        elif name == "max_draft_len":
+            assert expect["accepted_tokens"].shape[1] == value + 1
+        elif isinstance(value, list):
+            tensors[name] = torch.tensor(value, dtype=_dtype(name, index_dtype))
+        elif name == "num_rows":
+            tensors[name] = torch.tensor([value], dtype=torch.int32)
+        else:
+            values[name] = value
+    for name, wanted in expect.items():
+        if name in tensors:
+            continue
+        if name == "status":  # the one output that adds to what it held
+            tensors[name] = torch.zeros_like(wanted)
+        else:
+            tensors[name] = poisoned(*wanted.shape, dtype=wanted.dtype)
+
+    run = Guarded(tensors, device)
+    fn(**values, **run.tensors)
+    for name in tensors:
+        if name in expect:
+            assert_equal(name, run.tensors[name], expect[name])
+        else:
+            run.check_unchanged(name)
+    run.check_guards()
+
+
+def _dtype(name: str, index_dtype: torch.dtype) -> torch.dtype:
+    if name in INT64_NAMES:
+        return torch.int64
+    return index_dtype if name in EITHER_NAMES else torch.int32

@@ -1,0 +1,394 @@
+"""The engine against ``transformers``: the same tokens, whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import broken_metadata
+import pytest
+import tiny_models
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from specmeta import BatchMetadata, models
+from specmeta.generate import Generation, RequestError, generate, plain_greedy
+from specmeta.graph import capture
+from specmeta.serving.attention import ATTENTION_NAME
+from specmeta.serving.one_model import OneModelStep
+
+# One token, one more than a chunk of 4, several chunks, a chunk to the token.
+PROMPTS = ["q", "hello", "the quick brown fox jumps", "twelve chars"]
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> models.Model:
+    return models.load(str(tiny_models.save(tmp_path_factory.mktemp("tiny"))))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: models.Model) -> list[list[int]]:
+    """What ``transformers`` generates from `PROMPTS`."""
+    texts = generate(tiny, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=0)
+    return plain_greedy(tiny, texts, max_new_tokens=NEW_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def lucky(tiny: models.Model, expected: list[list[int]]) -> models.Model:
+    """The tiny model with a head of which many drafts stand."""
+    head: Any = tiny_models.BigramHead(expected)
+    return models.Model(tiny.name, tiny.target, head, tiny.tokenizer, tiny.end_ids)
+
+
+@pytest.fixture(scope="module")
+def austen() -> models.Model:
+    return models.load("austen")
+
+
+def ids(generation: Generation) -> list[list[int]]:
+    return [text.token_ids for text in generation.texts]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("num_drafts", range(6))
+def test_equals_transformers(
+    tiny: models.Model,
+    lucky: models.Model,
+    expected: list[list[int]],
+    num_drafts: int,
+    page_size: int,
+) -> None:
+    for model in (tiny, lucky):
+        result = generate(
+            model,
+            PROMPTS,
+            max_new_tokens=NEW_TOKENS,
+            num_drafts=num_drafts,
+            page_size=page_size,
+            prompt_chunk=4,
+            captured=False,
+        )
+        assert ids(result) == expected
+        assert [text.finish for text in result.texts] == ["length"] * len(PROMPTS)
+        assert len(result.drafted) == len(result.accepted) == num_drafts
+    if num_drafts:
+        assert 0.2 < sum(result.accepted) / sum(result.drafted) < 1
+        assert result.tokens_per_pass > 1.2
+
+
+def test_equals_generate_batch(tiny: models.Model, lucky: models.Model) -> None:
+    result = generate(lucky, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=3, prompt_chunk=4)
+    tiny.target.set_attn_implementation("sdpa")
+    try:
+        outputs = tiny.target.generate_batch(
+            [text.prompt_ids for text in result.texts],
+            generation_config=GenerationConfig(
+                max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=16, num_blocks=32, max_batch_tokens=64, max_memory_percent=0.1
+            ),
+            warmup=False,
+        )
+    finally:
+        tiny.target.set_attn_implementation(ATTENTION_NAME)
+    assert [outputs[f"req_{i}"].generated_tokens for i in range(len(PROMPTS))] == ids(result)
+
+
+@pytest.mark.parametrize("prompt_chunk", [1, 2, 3, 7, 64])
+def test_prompts_in_chunks(
+    lucky: models.Model, expected: list[list[int]], prompt_chunk: int
+) -> None:
+    result = generate(
+        lucky,
+        PROMPTS,
+        max_new_tokens=NEW_TOKENS,
+        num_drafts=3,
+        prompt_chunk=prompt_chunk,
+        captured=False,
+    )
+    assert ids(result) == expected
+
+
+def test_captured_equals_eager(
+    lucky: models.Model, tiny: models.Model, expected: list[list[int]]
+) -> None:
+    for model in (tiny, lucky):
+        for num_drafts in (0, 2):
+            settings: dict[str, Any] = {
+                "max_new_tokens": NEW_TOKENS,
+                "num_drafts": num_drafts,
+                "prompt_chunk": 5,
+            }
+            eager = generate(model, PROMPTS, captured=False, **settings)
+            replayed = generate(model, PROMPTS, captured=True, **settings)
+            assert ids(eager) == ids(replayed) == expected
+            assert eager.accepted == replayed.accepted
+            assert eager.steps == replayed.steps
+
+
+def test_end_tokens(lucky: models.Model, expected: list[list[int]]) -> None:
+    # Every token that occurs takes its turn as the end token, so that it falls on each place of
+    # a draft; where it does, the device has committed tokens behind it.
+    accepted_with_end = 0
+    for end in sorted({token for tokens in expected for token in tokens}):
+        model = models.Model("", lucky.target, lucky.head, lucky.tokenizer, frozenset([end]))
+        result = generate(model, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=4, captured=False)
+        for text, tokens in zip(result.texts, expected, strict=True):
+            if end in tokens:
+                assert text.token_ids == tokens[: tokens.index(end) + 1]
+                assert text.finish == "end"
+            else:
+                assert text.token_ids == tokens
+                assert text.finish == "length"
+        decoded = sum(len(text.token_ids) - 1 for text in result.texts)
+        accepted_with_end += result.target_passes + sum(result.accepted) > decoded
+    assert accepted_with_end > 3
+
+
+def test_transformers_ends_there_too(tmp_path: Path, expected: list[list[int]]) -> None:
+    end = expected[2][7]
+    model = models.load(str(tiny_models.save(tmp_path, end=end)))
+    assert model.end_ids == {end}
+    result = generate(model, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=2, captured=False)
+    assert ids(result) == plain_greedy(model, result, max_new_tokens=NEW_TOKENS)
+    assert len(result.texts[2].token_ids) <= 8
+
+
+def test_at_the_models_last_position(lucky: models.Model, tiny: models.Model) -> None:
+    limit = tiny.target.config.max_position_embeddings
+    prompts = ["x" * (limit - 9), "y" * 20]
+    for model in (tiny, lucky):
+        result = generate(model, prompts, max_new_tokens=9, num_drafts=4, captured=False)
+        assert ids(result) == plain_greedy(model, result, max_new_tokens=9)
+
+
+def test_text_comes_in_pieces(lucky: models.Model) -> None:
+    pieces = [""] * len(PROMPTS)
+
+    def on_text(index: int, piece: str) -> None:
+        assert piece
+        pieces[index] += piece
+
+    result = generate(
+        lucky, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=2, captured=False, on_text=on_text
+    )
+    assert pieces == [text.text for text in result.texts]
+    assert [len(piece) for piece in pieces] == [NEW_TOKENS] * len(PROMPTS)  # one a character
+
+
+def test_counts(lucky: models.Model) -> None:
+    result = generate(lucky, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=3, captured=False)
+    assert result.num_tokens == NEW_TOKENS * len(PROMPTS)
+    assert result.drafted[0] >= result.drafted[1] >= result.drafted[2] > 0
+    assert result.accepted[0] >= result.accepted[1] >= result.accepted[2]
+    assert result.drafted[0] <= result.target_passes
+    # What a text's last pass gives beyond its end isn't part of the text.
+    beyond = result.target_passes + sum(result.accepted) + len(PROMPTS) - result.num_tokens
+    assert 0 <= beyond <= 3 * len(PROMPTS)
+    assert result.tokens_per_second > 0
+
+
+class Operations(TorchDispatchMode):
+    """Lists the launches of specmeta's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "specmeta":
+            self.names.append(func.name().removeprefix("specmeta::"))
+        return func(*args, **(kwargs or {}))
+
+
+def make_step(model: models.Model, *, num_drafts: int, rows: int = 2) -> OneModelStep:
+    step = OneModelStep(
+        model.target,
+        model.head,
+        rows=rows,
+        num_drafts=num_drafts,
+        max_query_len=8,
+        page_size=4,
+        num_pages=1 + 16 * rows,
+        max_pages=16,
+    )
+    for slot in range(rows):
+        prompt = model.tokenizer(PROMPTS[slot + 1])["input_ids"]
+        step.batch.assign(slot, prompt, range(1 + 16 * slot, 17 + 16 * slot))
+    return step
+
+
+@pytest.mark.parametrize("num_drafts", range(6))
+def test_k_plus_2_launches_a_step(tiny: models.Model, num_drafts: int) -> None:
+    step = make_step(tiny, num_drafts=num_drafts)
+    step.batch.set_rows([0, 1], [8, 8])
+    expected = ["stage", "accept_greedy"] + ["draft_step"] * num_drafts
+    with torch.no_grad(), Operations() as operations:
+        step.run(8)
+    assert operations.names == expected
+    trace = capture(lambda: step.run(num_drafts + 1), num_rows=step.batch.num_rows).trace
+    targets = [str(node.target) for node in trace.graph.nodes]
+    assert [t.split(".")[1] for t in targets if t.startswith("specmeta.")] == expected
+
+
+def test_without_rows_nothing_changes(tiny: models.Model) -> None:
+    step = make_step(tiny, num_drafts=2)
+    batch = step.batch
+    by_slot = [
+        batch.tokens,
+        batch.known_lens,
+        batch.committed_lens,
+        batch.num_drafts,
+        batch.written_lens,
+        batch.page_table,
+        batch.num_pages,
+        batch.status,
+    ]
+    caches = [
+        tensor
+        for cache in (step.target_cache, step.head_cache)
+        for tensor in (*cache.keys, *cache.values)
+    ]
+    batch.set_rows([0, 1], [8, 8])
+    with torch.no_grad():
+        step.run(8)
+        batch.num_rows.zero_()
+        before = [tensor.clone() for tensor in by_slot + caches]
+        step.run(3)
+    for tensor, old in zip(by_slot, before, strict=False):
+        assert torch.equal(tensor, old)
+    for tensor, old in zip(caches, before[len(by_slot) :], strict=True):
+        assert torch.equal(tensor[4:], old[4:])  # page 0 alone takes what padding writes
+    assert all(tensor.isfinite().all() for tensor in caches)
+
+
+def draft_without_pages(model: models.Model, tokens: list[int], count: int) -> list[int]:
+    """Draft after `tokens` as the EAGLE-3 paper says, with no cache and no paging."""
+    head, target = model.head, model.target
+    assert head is not None
+    ids = torch.tensor([tokens])
+    aux_ids = head.config.aux_layer_ids
+    assert aux_ids is not None
+    states = target.model(ids[:, :-1], use_cache=False, output_hidden_states=True).hidden_states
+    hidden = head.combine_aux(torch.cat([states[i] for i in aux_ids], dim=-1))
+    drafts: list[int] = []
+    inputs = ids[:, 1:]
+    for _ in range(count):
+        positions = torch.arange(inputs.shape[1])[None]
+        output = head(head.embed_tokens(inputs), hidden, positions)
+        draft = head.to_target_ids(head.logits(output[:, -1]).argmax(-1))
+        drafts.append(int(draft))
+        inputs = torch.cat([inputs, draft[None]], dim=1)
+        hidden = torch.cat([hidden, output[:, -1:]], dim=1)
+    return drafts
+
+
+@pytest.fixture
+def plain_attention(tiny: models.Model) -> Iterator[Callable[[bool], None]]:
+    """Switch the tiny model between its own attention and the paged one."""
+    assert tiny.head is not None
+    layer = tiny.head.config.layer
+
+    def switch(plain: bool) -> None:
+        name = "sdpa" if plain else ATTENTION_NAME
+        tiny.target.set_attn_implementation(name)
+        layer._attn_implementation = name
+
+    yield switch
+    switch(False)
+
+
+def test_every_draft_is_the_heads_own(
+    tiny: models.Model, plain_attention: Callable[[bool], None]
+) -> None:
+    # Acceptance can't tell a wrong draft pass from a bad head; this can.
+    step = make_step(tiny, num_drafts=3)
+    compared = 0
+    with torch.no_grad():
+        for index in range(12):
+            query_len = 8 if index < 4 else 4
+            step.batch.set_rows([0, 1], [query_len] * 2)
+            step.run(query_len)
+            for slot in range(2):
+                count, known = int(step.batch.num_drafts[slot]), int(step.batch.known_lens[slot])
+                if count == 0:  # in the middle of a prompt
+                    continue
+                tokens = step.batch.tokens[slot].tolist()
+                plain_attention(True)
+                expected = draft_without_pages(tiny, tokens[:known], count)
+                plain_attention(False)
+                assert tokens[known : known + count] == expected
+                compared += count
+    assert compared >= 60
+    assert step.batch.status.tolist() == [0, 0, 0]
+
+
+BAD_REQUESTS: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "nothing": ([], {}, "no prompts"),
+    "empty": (["a", ""], {}, "a prompt is empty"),
+    "long": (["a" * 150], {}, "150 tokens and 24 new ones: the model has 160 positions"),
+    "no tokens": (["a"], {"max_new_tokens": 0}, "new tokens: expected at least 1, got 0"),
+    "drafts": (["a"], {"num_drafts": -1}, "drafts: expected at least 0, got -1"),
+    "page": (["a"], {"page_size": 0}, "page size"),
+    "pages": (["a"], {"max_pages": 2}, "need 3 pages of 16 tokens, the cache has 2"),
+    "none": (["a"], {"max_pages": 0}, "pages of the cache: expected at least 1, got 0"),
+}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "message"), BAD_REQUESTS.values(), ids=BAD_REQUESTS.keys()
+)
+def test_bad_requests(
+    tiny: models.Model, prompts: list[str], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        generate(tiny, prompts, **{"max_new_tokens": NEW_TOKENS} | settings)
+
+
+def test_no_head(tiny: models.Model) -> None:
+    model = models.Model("tiny", tiny.target, None, tiny.tokenizer, tiny.end_ids)
+    with pytest.raises(RequestError, match="tiny has no draft head: name one, or use 0 drafts"):
+        generate(model, ["a"], num_drafts=1)
+    assert generate(model, ["a"], num_drafts=0, max_new_tokens=2).num_tokens == 2
+
+
+# The real model.
+
+AUSTEN_PROMPTS = [
+    "It is a truth universally acknowledged, that",
+    "Emma Woodhouse, handsome, clever, and rich,",
+    "She had been forced into prudence",
+    "Oh!",
+]
+
+
+def test_austen(austen: models.Model) -> None:
+    result = generate(austen, AUSTEN_PROMPTS, max_new_tokens=32, num_drafts=4)
+    assert ids(result) == plain_greedy(austen, result, max_new_tokens=32)
+    assert result.tokens_per_pass >= 2.0
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_without_the_update_text_and_acceptance_collapse(
+    austen: models.Model, monkeypatch: pytest.MonkeyPatch, captured: bool
+) -> None:
+    right = generate(austen, AUSTEN_PROMPTS, max_new_tokens=32, num_drafts=4)
+    monkeypatch.setattr(BatchMetadata, "accept_greedy", broken_metadata.without_commit)
+    wrong = generate(austen, AUSTEN_PROMPTS, max_new_tokens=32, num_drafts=4, captured=captured)
+    expected = plain_greedy(austen, wrong, max_new_tokens=32)
+    assert all(a != b for a, b in zip(ids(wrong), expected, strict=True))
+    assert wrong.tokens_per_pass < 0.75 * right.tokens_per_pass
+
+
+def test_without_the_rewind_acceptance_drops_and_the_text_stands(
+    austen: models.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = generate(austen, AUSTEN_PROMPTS, max_new_tokens=32, num_drafts=4, captured=False)
+    monkeypatch.setattr(BatchMetadata, "accept_greedy", broken_metadata.without_rewind)
+    wrong = generate(austen, AUSTEN_PROMPTS, max_new_tokens=32, num_drafts=4, captured=False)
+    assert ids(wrong) == ids(right)
+    assert wrong.tokens_per_pass < 0.75 * right.tokens_per_pass
