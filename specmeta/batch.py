@@ -303,8 +303,11 @@ class BatchMetadata:
         last : bool
             Record only: there is no pass behind it.
         """
-        # Eagle ran all verified tokens, shifted by one; a draft model ran only what is certain.
+        # Eagle ran all verified tokens, shifted by one; a draft model ran only what is certain, and
+        # no acceptance has told it where its rows ended.
         eagle = self._target is None
+        if not eagle and index == 0:
+            torch.sub(self.seq_lens, 1, out=self.draft_position_ids)
         ops.draft_step(
             self.seq_lens,
             position_ids=self.draft_position_ids,

@@ -103,6 +103,7 @@ def test_a_draft_model_shares_the_ledger(device: str) -> None:
     draft.draft_step(torch.tensor([5, 0, 0], device=device), index=0)
     assert draft.written_lens.tolist() == [4, 0, 0, 0]
     assert draft.seq_lens.tolist() == [5, 0, 0]
+    assert draft.draft_position_ids.tolist() == [4, 0, 0]
     assert batch.num_drafts.tolist() == [1, 0, 0, 0]
     batch.written_lens.zero_()
     batch.committed_lens[0] = 2  # a cache that ran ahead counts as far as the target committed
