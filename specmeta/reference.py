@@ -636,7 +636,7 @@ def _accept(
 
     # An empty row's results. Its next token goes into an embedding and its index into a gather:
     # both must be valid ones.
-    last_token = COUNT_LIMIT if num_tokens is None else max(num_tokens - 1, 0)
+    last_token = max((INT32_MAX if num_tokens is None else num_tokens) - 1, 0)
     accepted = [0] * rows.count
     rejected = [0] * rows.count
     nexts = [pad_token] * rows.count

@@ -1,0 +1,208 @@
+// What the tests share: random numbers that are the same everywhere, memory without slack, and the comparison of serial
+// and threaded runs.
+#pragma once
+
+#include <cinttypes>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "specmeta/params.h"
+#include "thread_cta.h"
+
+namespace specmeta::testing {
+
+// splitmix64
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint64_t next() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+  // In [low, high]; low where the interval is empty.
+  int64_t between(int64_t low, int64_t high) {
+    return high <= low ? low : low + static_cast<int64_t>(next() % (static_cast<uint64_t>(high - low) + 1));
+  }
+  bool chance(double probability) { return static_cast<double>(next() >> 11) < probability * 9007199254740992.0; }
+  template <class T>
+  T pick(std::initializer_list<T> values) {
+    return values.begin()[between(0, static_cast<int64_t>(values.size()) - 1)];
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// The tensors of one call, each in a heap block of exactly its size (AddressSanitizer sees an access past either end),
+// none of them null.
+class Buffers {
+ public:
+  // Of every `stride` elements the first `width` are the tensor's own; the others must keep their values.
+  template <class T>
+  T* add(const char* name, const std::vector<T>& values, int64_t stride = 1, int64_t width = 1) {
+    Block block;
+    block.name = name;
+    block.element = sizeof(T);
+    block.stride = static_cast<size_t>(stride);
+    block.width = static_cast<size_t>(width);
+    block.size = values.size() * sizeof(T);
+    block.data.reset(new char[block.size]);
+    if (block.size) std::memcpy(block.data.get(), values.data(), block.size);
+    block.initial.assign(block.data.get(), block.data.get() + block.size);
+    blocks_.push_back(std::move(block));
+    return reinterpret_cast<T*>(blocks_.back().data.get());
+  }
+
+  // What is in the blocks now is what difference() compares with; between the rows of a slice, what was there first.
+  void expect_this() {
+    for (Block& block : blocks_) {
+      block.expected.assign(block.data.get(), block.data.get() + block.size);
+      for (size_t at = 0; at < block.size; at += block.element) {
+        if (at / block.element % block.stride >= block.width) {
+          std::memcpy(block.expected.data() + at, block.initial.data() + at, block.element);
+        }
+      }
+    }
+  }
+
+  // Puts the initial values back.
+  void restore() {
+    for (Block& block : blocks_) {
+      if (block.size) std::memcpy(block.data.get(), block.initial.data(), block.size);
+    }
+  }
+
+  // Names the first element that differs, or returns "".
+  std::string difference() const {
+    for (const Block& block : blocks_) {
+      for (size_t at = 0; at < block.size; at += block.element) {
+        if (std::memcmp(block.data.get() + at, block.expected.data() + at, block.element) != 0) {
+          return std::string(block.name) + "[" + std::to_string(at / block.element) +
+                 "]: " + std::to_string(read(block.expected.data() + at, block.element)) + " expected, " +
+                 std::to_string(read(block.data.get() + at, block.element)) + " found";
+        }
+      }
+    }
+    return "";
+  }
+
+ private:
+  struct Block {
+    const char* name;
+    size_t element;
+    size_t size;
+    size_t stride;
+    size_t width;
+    std::unique_ptr<char[]> data;
+    std::vector<char> initial;
+    std::vector<char> expected;
+  };
+
+  static int64_t read(const char* from, size_t element) {
+    int32_t narrow;
+    int64_t wide;
+    std::memcpy(element == 4 ? static_cast<void*>(&narrow) : &wide, from, element);
+    return element == 4 ? narrow : wide;
+  }
+
+  std::vector<Block> blocks_;
+};
+
+// Ends the program where the condition does not hold.
+#define SPECMETA_CHECK(condition, ...)                            \
+  do {                                                            \
+    if (!(condition)) {                                           \
+      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+      std::printf(__VA_ARGS__);                                   \
+      std::printf("\n");                                          \
+      std::exit(1);                                               \
+    }                                                             \
+  } while (false)
+
+inline int64_t option(int argc, char** argv, const char* name, int64_t otherwise) {
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], name) == 0) return std::atoll(argv[i + 1]);
+  }
+  return otherwise;
+}
+
+// Runs an operation on random arguments with one thread and with several, and compares every tensor. Options:
+//   --cases N      how many
+//   --case I       only this one
+//   --syncs N      fail unless the algorithm calls sync() in N places
+//   --skip-sync I  the I-th of these places does nothing, and nothing is compared
+//
+// `make(random, buffers, many_rows)` returns the parameters. Bits of `status` that no case raised, of those in
+// `faults`, are an error: the cases would be too tame.
+template <class Row, class Make, class Operation>
+int compare_with_serial(int argc, char** argv, int32_t faults, Make make, Operation operation) {
+  const int64_t cases = option(argc, argv, "--cases", 600);
+  const int64_t only = option(argc, argv, "--case", -1);
+  const int64_t num_syncs = option(argc, argv, "--syncs", -1);
+  const int64_t skip = option(argc, argv, "--skip-sync", -1);
+
+  ThreadPool pools[] = {ThreadPool(4), ThreadPool(5), ThreadPool(16), ThreadPool(64)};
+  int64_t runs[4] = {};
+  std::vector<SyncSite> sites;
+  int32_t raised = 0;
+  for (int64_t i = 0; i < cases; ++i) {
+    if (only >= 0 && i != only) continue;
+    Random random(static_cast<uint64_t>(i));
+    Buffers buffers;
+    const bool many_rows =
+        i % 8 == 0;  // up to several tiles of the largest Cta, which is slow and runs these cases only
+    const auto params = make(random, buffers, many_rows);
+
+    RecordingCta<Row> serial(sites);
+    operation(serial, params);
+    buffers.expect_this();
+    if (params.rows.status) {
+      const int64_t length = params.rows.row_to_slot ? params.rows.slots + 1 : params.rows.batch;
+      for (int64_t s = 0; s < length; ++s) raised |= params.rows.status[s];
+    }
+
+    const SyncSite* skipped = skip >= 0 && skip < static_cast<int64_t>(sites.size()) ? &sites[skip] : nullptr;
+    for (size_t k = 0; k < 4; ++k) {
+      ThreadPool& pool = pools[k];
+      if (pool.size() == 64 && !many_rows) continue;
+      buffers.restore();
+      typename ThreadCta<Row>::Shared shared(pool.size(), skipped);
+      pool.run([&](int64_t rank) {
+        ThreadCta<Row> cta(shared, rank);
+        operation(cta, params);
+      });
+      ++runs[k];
+      if (skipped) continue;  // what comes out then is anyone's guess: ThreadSanitizer has the word
+      const std::string difference = buffers.difference();
+      if (!difference.empty()) {
+        std::printf("case %" PRId64 ", %" PRId64 " threads: %s\n", i, pool.size(), difference.c_str());
+        return 1;
+      }
+    }
+  }
+
+  for (size_t k = 0; k < 4; ++k) std::printf("%" PRId64 " runs of %" PRId64 " threads\n", runs[k], pools[k].size());
+  for (const SyncSite& site : sites) std::printf("sync at %s:%d\n", site.file, site.line);
+  std::printf("status bits raised: %d\n", static_cast<int>(raised & 63));
+  if (num_syncs >= 0 && num_syncs != static_cast<int64_t>(sites.size())) {
+    std::printf("sync() is called in %zu places, and tests without each exist for %" PRId64 "\n", sites.size(),
+                num_syncs);
+    return 1;
+  }
+  if (only < 0 && (raised & faults) != faults) {
+    std::printf("no case raises %d\n", static_cast<int>(faults & ~raised));
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace specmeta::testing
