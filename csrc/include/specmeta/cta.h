@@ -3,8 +3,8 @@
 //
 //   Row                                  what a tile holds of each row
 //   int64_t rank(), size()               this thread, and how many there are
-//   void sync()                          a barrier that also orders memory
-//   int64_t exclusive_sum(x, total&)     the sum over lower ranks, and over all; called by every thread. It orders no memory
+//   void sync()                          a barrier that also orders memory; nothing else here does
+//   int64_t exclusive_sum(x, total&)     the sum over lower ranks, and over all; called by every thread
 //   Row* tile()                          size() rows that all threads share
 //   void atomic_or(int32_t*, int32_t)
 //
