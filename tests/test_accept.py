@@ -248,6 +248,14 @@ def test_no_tokens_at_all(check: Check) -> None:
     )
 
 
+def test_an_unknown_number_of_tokens_counts_as_the_largest(check: Check) -> None:
+    check(
+        "accept_sampled",
+        {"sampled_tokens": [[5], [6]], "vocab_size": 10, "cu_seqlens_q": [INT32_MAX, 0, 1]},
+        {"token_indices": [INT32_MAX - 1, 0], "next_tokens": [0, 0], "status": [32, 32]},
+    )
+
+
 def test_from_a_bad_pair_on_every_live_row_is_empty(check: Check) -> None:
     """Their state is untouched, the index stays inside."""
     check(

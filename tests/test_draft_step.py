@@ -356,3 +356,26 @@ def test_no_live_row_no_change(device: str) -> None:
     assert run.tensors["seq_lens"].tolist() == [0]
     for name in ("num_drafts", "written_lens", "tokens", "known_lens", "status"):
         run.check_unchanged(name)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize(("known", "written"), [(9, 4), (4, 6)])
+def test_written_lens_count_no_draft_of_the_middle_of_a_prompt(
+    check: Check, shift: int, known: int, written: int
+) -> None:
+    """Four tokens of a prompt and two drafts are in the cache; of a prompt of nine, only four."""
+    check(
+        "draft_step",
+        {
+            "seq_lens": [6],
+            "draft_tokens": [51],
+            "draft_index": 2,
+            "shift": shift,
+            "known_lens": [known + shift],
+            "num_drafts": [0],
+            "written_lens": [0],
+            "tokens": [[0] * 16],
+            "page_size": 4,
+        },
+        {"written_lens": [written], "num_drafts": [3 if known == 4 else 0], "status": [0]},
+    )
