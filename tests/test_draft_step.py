@@ -371,6 +371,7 @@ def test_written_lens_count_no_draft_of_the_middle_of_a_prompt(
             "draft_tokens": [51],
             "draft_index": 2,
             "shift": shift,
+            "last": True,
             "known_lens": [known + shift],
             "num_drafts": [0],
             "written_lens": [0],
