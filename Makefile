@@ -5,7 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPTS := --prompt "It was a fine morning in May, and" --prompt "She had not been long in the room when" \
   --prompt "Mr. Darcy looked at her with" --prompt "The letter which Emma received from her sister"
-DEMO_ARGS ?= --max-new-tokens 128
+DEMO_ARGS ?= --max-new-tokens 128 --threads 1
+SPECMETA_CUDA ?= auto
+BUILT := $(VENV)/.built-$(SPECMETA_CUDA)
+export SPECMETA_CUDA
 CXX_SOURCES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help setup build demo test lint format wheel clean
@@ -18,17 +21,19 @@ help:
 	@echo "make build   build the library only (SPECMETA_CUDA=auto|0|1)"
 
 setup: $(VENV)/.installed
-build: $(VENV)/.built
+build: $(BUILT)
 
 $(VENV)/.installed: requirements.txt
 	@echo "== setting up $(VENV) (torch is large: the first time takes minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specmeta needs Python 3.10 or later: make PYTHON=python3.11")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "no virtual environment: install python3-venv (Debian, Ubuntu) or use make PYTHON=..."; exit 1; }
 	@$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(filter csrc/%,$(CXX_SOURCES))
-	@echo "== building the library (SPECMETA_CUDA=$${SPECMETA_CUDA:-auto})"
+$(BUILT): $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(filter csrc/%,$(CXX_SOURCES))
+	@echo "== building the library (SPECMETA_CUDA=$(SPECMETA_CUDA))"
+	@rm -f $(VENV)/.built-*
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
@@ -57,4 +62,4 @@ wheel: setup
 	@tools/check_wheel.sh dist/specmeta-*.whl
 
 clean:
-	rm -rf build dist *.egg-info specmeta/*.so $(VENV)/.built
+	rm -rf build dist *.egg-info specmeta/*.so $(VENV)/.built-*

@@ -1,9 +1,9 @@
 """Fake kernels: what a traced call checks.
 
 The operators return nothing and write in place, so tracing needs no result from them. Dtypes,
-ranks and sizes are checked against the library's own table (the one that its real kernels check),
-so that a wrong tensor fails while a model is traced or exported and not in its first run. What one
-argument asks of another is left to the real kernels.
+devices, ranks, sizes and integers are checked against the library's own table (the one that its
+real kernels check), so that a wrong argument fails while a model is traced or exported and not in
+its first run. What one argument asks of another is left to the real kernels.
 """
 
 from __future__ import annotations
@@ -27,37 +27,46 @@ def _dims(shape: str) -> list[tuple[str, int]]:
     return [(dim[0], 1 if dim.endswith("+1") else 0) for dim in shape.split(",")]
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _make(operator: str, arguments: list[_library.Argument]) -> Any:
     names = [a.name for a in arguments]
-    tensors = [(a.name, a.dtype, a.shape, _dims(a.shape)) for a in arguments if a.kind == "tensor"]
+    dims = {a.name: _dims(a.shape) for a in arguments if a.kind == "tensor"}
+
+    def fail(name: str, expected: str, got: object) -> None:
+        raise RuntimeError(f"specmeta.{operator}: {name}: expected {expected}, got {got}")
 
     def fake(*args: Any, **kwargs: Any) -> None:
         given = dict(zip(names, args, strict=False)) | kwargs
         sizes: dict[str, tuple[Any, str]] = {}
-        for name, dtype, shape, dims in tensors:
-            tensor = given.get(name)
-            if tensor is None:
+        first: tuple[torch.device, str] | None = None
+        for argument in arguments:
+            name, value = argument.name, given.get(argument.name)
+            if value is None or argument.kind == "bool":
                 continue
-            if tensor.dtype not in _DTYPES[dtype]:
-                expected = " or ".join(str(d).removeprefix("torch.") for d in _DTYPES[dtype])
-                dtype_name = str(tensor.dtype).removeprefix("torch.")
-                raise RuntimeError(
-                    f"specmeta.{operator}: {name}: expected dtype {expected}, got {dtype_name}"
-                )
-            got = list(tensor.shape)
-            if len(got) != len(dims):
-                raise RuntimeError(
-                    f"specmeta.{operator}: {name}: expected shape [{shape}], got {got}"
-                )
-            for n, (symbol, plus) in zip(got, dims, strict=True):
+            if argument.kind == "int":
+                # A size that is only known at run time is checked there.
+                if isinstance(value, int) and not argument.low <= value <= argument.high:
+                    fail(name, f"an integer in [{argument.low}, {argument.high}]", value)
+                continue
+            if value.dtype not in _DTYPES[argument.dtype]:
+                expected = " or ".join(map(_name, _DTYPES[argument.dtype]))
+                fail(name, f"dtype {expected}", _name(value.dtype))
+            first = first or (value.device, name)
+            if value.device != first[0]:
+                fail(name, f"a tensor on {first[0]} as {first[1]}", value.device)
+            got = list(value.shape)
+            if len(got) != len(dims[name]):
+                fail(name, f"shape [{argument.shape}]", got)
+            for n, (symbol, plus) in zip(got, dims[name], strict=True):
                 if symbol == "Z":  # S + 1 or B: the real kernel's business
                     continue
                 size, origin = sizes.setdefault(symbol, (1 if symbol == "1" else n - plus, name))
                 if n != size + plus:
                     known = "" if symbol == "1" else f" with {symbol} = {size} as in {origin}"
-                    raise RuntimeError(
-                        f"specmeta.{operator}: {name}: expected shape [{shape}]{known}, got {got}"
-                    )
+                    fail(name, f"shape [{argument.shape}]{known}", got)
 
     return fake
 

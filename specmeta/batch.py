@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specmeta import ops
+
+_INT32_MAX = 2**31 - 1
+
+
+def _integers(name: str, values: Iterable[Any], *, low: int, high: int = _INT32_MAX) -> list[int]:
+    """Return host integers, or raise: nothing may be written before all of them are known good."""
+    try:
+        integers = [operator.index(value) for value in values]
+    except TypeError as error:
+        raise ValueError(f"{name}: expected integers, got {values!r}") from error
+    for value in integers:
+        if not low <= value <= high:
+            raise ValueError(f"{name}: expected integers in [{low}, {high}], got {value}")
+    return integers
 
 
 class BatchMetadata:
@@ -17,9 +32,10 @@ class BatchMetadata:
     A request owns a *slot* from its prompt to its release; a *row* is a place in one launch, and
     ``row_to_slot`` says which slot it carries. The device methods (:meth:`stage`,
     :meth:`accept_greedy`, :meth:`accept_sampled`, :meth:`draft_step`, :meth:`advance`) are one
-    launch each and may be captured into a CUDA graph. The host methods (:meth:`assign`,
-    :meth:`add_pages`, :meth:`release`, :meth:`set_rows`) are copies in the order of the current
-    stream: call them between replays, never inside a captured step. Nothing here reads the device.
+    launch each (a draft model's first :meth:`draft_step` is two) and may be captured into a CUDA
+    graph. The host methods (:meth:`assign`, :meth:`add_pages`, :meth:`release`, :meth:`set_rows`,
+    :meth:`set_query_lens`) are copies in the order of the current stream: call them between
+    replays, never inside a captured step. Nothing here reads the device.
 
     The buffers are marked as static addresses for ``torch.compile``, so that
     ``mode="reduce-overhead"`` captures them in place instead of copying them for every call.
@@ -47,11 +63,12 @@ class BatchMetadata:
         Entries of ``kv_indices``. Default: ``max_rows * max_pages``.
     device : torch.device or str
     index_dtype : torch.dtype
-        int64 or int32, for token ids, positions and ``row_to_slot``.
+        int64 or int32, for token ids, positions and ``row_to_slot``, as far as they are the
+        batch's own.
     pad_page, pad_slot, pad_token, pad_seq_len : int
         As in :func:`specmeta.stage`.
     ledger : BatchMetadata, optional
-        The target's batch, for a separate draft model's: ``tokens``, ``known_lens``,
+        The target's batch, for a separate draft model's. ``tokens``, ``known_lens``,
         ``num_drafts``, ``row_to_slot`` and ``num_rows`` are then the target's own, and
         :meth:`stage` continues where the draft's cache ends, as far as the target has committed.
 
@@ -113,14 +130,39 @@ class BatchMetadata:
         pad_seq_len: int = 0,
         ledger: BatchMetadata | None = None,
     ) -> None:
+        for name, size, low in (
+            ("max_rows", max_rows, 0),
+            ("max_slots", max_slots, 0),
+            ("max_tokens", max_tokens, 0),
+            ("max_pages", max_pages, 0),
+            ("page_size", page_size, 1),
+            ("max_seq_len", max_seq_len, 1),
+            ("max_draft_len", max_draft_len, 0),
+        ):
+            _integers(name, [size], low=low)
+        if index_dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"index_dtype: expected int32 or int64, got {index_dtype}")
+        if pad_seq_len not in (0, 1):
+            raise ValueError(f"pad_seq_len: expected 0 or 1, got {pad_seq_len}")
+        if ledger is not None:
+            if max_slots != ledger.max_slots:
+                raise ValueError(
+                    f"max_slots: expected the ledger's {ledger.max_slots}, got {max_slots}"
+                )
+            if ledger_len is not None:
+                raise ValueError(f"ledger_len: expected none beside a ledger, got {ledger_len}")
         self.device = torch.device(device)
+        self.max_rows = max_rows
+        self.max_slots: int = max_slots
+        self.max_tokens = max_tokens
+        self.max_pages = max_pages
         self.page_size = page_size
         self.max_seq_len = max_seq_len
         self.max_draft_len = max_draft_len
         self._pads = {"pad_page": pad_page, "pad_slot": pad_slot, "pad_seq_len": pad_seq_len}
         self._pad_token = pad_token
         self._target = ledger
-        self._held = [0] * max_slots  # pages that the host gave each slot
+        self._pages_of: list[list[int]] = [[] for _ in range(max_slots)]  # as the host gave them
 
         def buffer(*shape: int, dtype: torch.dtype = torch.int32, fill: int = 0) -> Tensor:
             tensor = torch.full(shape, fill, dtype=dtype, device=self.device)
@@ -209,7 +251,7 @@ class BatchMetadata:
         num_tokens : int, optional
             The launch uses only this many of the T tokens (frozen by capture).
         """
-        target = self._target
+        target, n = self._target, self._num_tokens(num_tokens)
         ops.stage(
             self.committed_lens if target is None else self.written_lens,
             limit_lens=None if target is None else target.committed_lens,
@@ -220,21 +262,28 @@ class BatchMetadata:
             tokens=self.tokens,
             cu_seqlens_q=self.cu_seqlens_q,
             seq_lens=self.seq_lens,
-            position_ids=self.position_ids[:num_tokens],
-            input_ids=self.input_ids[:num_tokens],
+            position_ids=self.position_ids[:n],
+            input_ids=self.input_ids[:n],
             num_draft_tokens=self.num_draft_tokens,
-            slot_mapping=self.slot_mapping[:num_tokens],
+            slot_mapping=self.slot_mapping[:n],
             pad_token=self._pad_token,
             **self._rows(),
             **self._pages(),
             **self._layout(),
         )
 
-    def _accept(self, num_tokens: int | None) -> dict[str, Any]:
+    def _num_tokens(self, num_tokens: int | None) -> int:
+        most = self.max_tokens
+        n = most if num_tokens is None else num_tokens
+        if not 0 <= n <= most:
+            raise ValueError(f"num_tokens: expected 0 to {most}, got {n}")
+        return n
+
+    def _accept(self, n: int) -> dict[str, Any]:
         return {
             "cu_seqlens_q": self.cu_seqlens_q,
             "num_draft_tokens": self.num_draft_tokens,
-            "position_ids": self.position_ids[:num_tokens],
+            "position_ids": self.position_ids[:n],
             "seq_lens": self.seq_lens,
             "pad_token": self._pad_token,
             "committed_lens": self.committed_lens,
@@ -246,7 +295,7 @@ class BatchMetadata:
             "next_tokens": self.next_tokens,
             "token_indices": self.token_indices,
             "accepted_tokens": self.accepted_tokens,
-            "draft_input_ids": self.draft_input_ids[:num_tokens],
+            "draft_input_ids": self.draft_input_ids[:n],
             "last_position_ids": self.draft_position_ids,
             **self._rows(),
         }
@@ -264,7 +313,7 @@ class BatchMetadata:
         target_tokens : int32 or int64 [n]
             The target's choice after each of the n tokens that were staged.
         """
-        n = target_tokens.shape[0]
+        n = self._num_tokens(target_tokens.numel())
         ops.accept_greedy(target_tokens, self.input_ids[:n], **self._accept(n))
 
     def accept_sampled(
@@ -281,11 +330,12 @@ class BatchMetadata:
         num_tokens : int, optional
             As in :meth:`stage`.
         """
+        n = self._num_tokens(num_tokens)
         ops.accept_sampled(
             sampled_tokens,
             vocab_size=vocab_size,
-            input_ids=self.input_ids[:num_tokens],
-            **self._accept(num_tokens),
+            input_ids=self.input_ids[:n],
+            **self._accept(n),
         )
 
     def draft_step(self, draft_tokens: Tensor, *, index: int, last: bool = False) -> None:
@@ -328,32 +378,44 @@ class BatchMetadata:
             **self._layout(),
         )
 
-    def advance(self, num_accepted: Tensor, **biases: Any) -> None:
+    def advance(
+        self,
+        num_accepted: Tensor,
+        *,
+        count_index: Tensor | None = None,
+        max_accepted: int | None = None,
+        seq_len_bias: int = 0,
+        position_bias: int = 0,
+    ) -> None:
         """Move staged rows by counts that became known after staging.
 
-        Updates ``seq_lens`` and ``position_ids`` and what follows from them.
+        Updates ``seq_lens`` and ``position_ids`` and what follows from them. The parameters are
+        those of :func:`specmeta.advance`.
 
         Parameters
         ----------
         num_accepted : int32 or int64 [N]
             By slot, or as ``count_index`` says.
-        **biases
-            ``seq_len_bias``, ``position_bias``, ``max_accepted``, ``count_index`` of
-            :func:`specmeta.advance`.
+        count_index : int32 [B], optional
+        max_accepted : int, optional
+        seq_len_bias, position_bias : int
         """
         ops.advance(
             num_accepted,
             self.seq_lens,
+            count_index=count_index,
+            max_accepted=max_accepted,
+            seq_len_bias=seq_len_bias,
+            position_bias=position_bias,
             cu_seqlens_q=self.cu_seqlens_q,
             position_ids=self.position_ids,
             slot_mapping=self.slot_mapping,
-            **biases,
             **self._rows(),
             **self._pages(),
             **self._layout(),
         )
 
-    # The host's part.
+    # The host's part. Everything is checked before anything is written.
 
     def _send(self, values: Sequence[int], to: Tensor) -> None:
         """Copy host integers into a buffer, in stream order and without waiting.
@@ -364,9 +426,25 @@ class BatchMetadata:
         source = torch.tensor(values, dtype=to.dtype, pin_memory=self.device.type == "cuda")
         to.copy_(source, non_blocking=True)
 
-    def _check_slot(self, slot: int) -> None:
-        if not 0 <= slot < self.page_table.shape[0]:
-            raise ValueError(f"slot: expected 0 <= slot < {self.page_table.shape[0]}, got {slot}")
+    def _check_slot(self, slot: int) -> int:
+        return _integers("slot", [slot], low=0, high=self.max_slots - 1)[0]
+
+    def _check_pages(self, pages: Sequence[int], held: list[int]) -> list[int]:
+        new = _integers("pages", pages, low=0)
+        most = self.max_pages
+        if len(held) + len(new) > most:
+            raise ValueError(f"pages: expected at most {most}, got {len(held)} + {len(new)}")
+        if self._pads["pad_page"] in new:
+            raise ValueError(f"pages: expected no pad_page {self._pads['pad_page']}, got {new}")
+        if len({*held, *new}) < len(held) + len(new):
+            raise ValueError(f"pages: expected each once, got {new} behind {held}")
+        return new
+
+    def _put_pages(self, slot: int, pages: list[int]) -> None:
+        begin = len(self._pages_of[slot])
+        self._pages_of[slot] += pages
+        self._send(pages, self.page_table[slot, begin : begin + len(pages)])
+        self.num_pages[slot].fill_(begin + len(pages))
 
     def assign(self, slot: int, prompt: Sequence[int], pages: Sequence[int]) -> None:
         """Give a slot a prompt and pages. What the slot held before is gone.
@@ -378,7 +456,7 @@ class BatchMetadata:
             Token ids, at least one. A draft model's batch takes the target's: pass an empty one
             there.
         pages : sequence of int
-            Page ids in order, none of them ``pad_page``.
+            Page ids in order, each once, none of them ``pad_page``.
 
         Raises
         ------
@@ -386,21 +464,22 @@ class BatchMetadata:
             The slot does not exist, or prompt or pages do not fit it; nothing has been changed
             then.
         """
-        self._check_slot(slot)
+        slot = self._check_slot(slot)
+        tokens = _integers("prompt", prompt, low=0, high=torch.iinfo(self.tokens.dtype).max)
         most = min(self.tokens.shape[1], self.max_seq_len)
-        if self._target is None and not 1 <= len(prompt) <= most:
-            raise ValueError(f"prompt: expected 1 to {most} tokens, got {len(prompt)}")
-        if self._target is not None and len(prompt) > 0:
+        if self._target is None and not 1 <= len(tokens) <= most:
+            raise ValueError(f"prompt: expected 1 to {most} tokens, got {len(tokens)}")
+        if self._target is not None and tokens:
             raise ValueError("prompt: a draft model reads the target's, expected none")
-        self._check_pages(slot, 0, pages)
-        self._held[slot] = 0
+        new_pages = self._check_pages(pages, held=[])
+        self._pages_of[slot] = []
         if self._target is None:
-            self._send(prompt, self.tokens[slot, : len(prompt)])
-            self.known_lens[slot].fill_(len(prompt))
+            self._send(tokens, self.tokens[slot, : len(tokens)])
+            self.known_lens[slot].fill_(len(tokens))
             self.num_drafts[slot].zero_()
         self.committed_lens[slot].zero_()
         self.written_lens[slot].zero_()
-        self._put_pages(slot, pages)
+        self._put_pages(slot, new_pages)
 
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
         """Give a slot more pages behind those that it has.
@@ -415,25 +494,8 @@ class BatchMetadata:
         ValueError
             They do not fit; nothing has been changed then.
         """
-        self._check_slot(slot)
-        self._check_pages(slot, self._held[slot], pages)
-        self._put_pages(slot, pages)
-
-    def _check_pages(self, slot: int, held: int, pages: Sequence[int]) -> None:
-        most = self.page_table.shape[1]
-        if held + len(pages) > most:
-            raise ValueError(f"pages: slot {slot} holds at most {most}, got {held} + {len(pages)}")
-        if any(page < 0 or page == self._pads["pad_page"] for page in pages):
-            raise ValueError(
-                f"pages: expected ids that are not negative and not pad_page "
-                f"{self._pads['pad_page']}, got {list(pages)}"
-            )
-
-    def _put_pages(self, slot: int, pages: Sequence[int]) -> None:
-        held = self._held[slot]
-        self._held[slot] = held + len(pages)
-        self._send(pages, self.page_table[slot, held : held + len(pages)])
-        self.num_pages[slot].fill_(held + len(pages))
+        slot = self._check_slot(slot)
+        self._put_pages(slot, self._check_pages(pages, self._pages_of[slot]))
 
     def release(self, slot: int) -> None:
         """Empty a slot. Its pages may be given away once the launches already queued are done.
@@ -443,8 +505,8 @@ class BatchMetadata:
         ValueError
             The slot does not exist.
         """
-        self._check_slot(slot)
-        self._held[slot] = 0
+        slot = self._check_slot(slot)
+        self._pages_of[slot] = []
         state = [self.num_pages, self.committed_lens, self.written_lens]
         if self._target is None:
             state += [self.known_lens, self.num_drafts]
@@ -455,28 +517,40 @@ class BatchMetadata:
     def set_rows(self, slots: Sequence[int], query_lens: Sequence[int]) -> None:
         """Say which slot each row carries (-1: none) and how many query tokens it may take.
 
-        Rows behind them are padding.
+        Rows behind them are padding. A draft model's batch has its target's rows.
 
         Raises
         ------
         ValueError
             More rows than the batch has, a slot twice or outside the table, lists of unequal
-            length, or a negative length.
+            length, or a negative length; nothing has been changed then.
         """
-        most = self.query_lens.shape[0]
-        if len(slots) != len(query_lens) or len(slots) > most:
+        if self._target is not None:
+            raise ValueError("slots: a draft model has its target's rows; use set_query_lens")
+        rows = self.max_rows
+        carried = _integers("slots", slots, low=-1, high=self.max_slots - 1)
+        taken = [slot for slot in carried if slot != -1]
+        if len(set(taken)) < len(taken):
+            raise ValueError(f"slots: a slot may stand in one row only, got {carried}")
+        if len(carried) > rows or len(carried) != len(query_lens):
             raise ValueError(
-                f"slots, query_lens: expected at most {most} of each, "
-                f"got {len(slots)} and {len(query_lens)}"
+                f"slots, query_lens: expected at most {rows} of each, "
+                f"got {len(carried)} and {len(query_lens)}"
             )
-        taken = [slot for slot in slots if slot != -1]
-        for slot in taken:
-            self._check_slot(slot)
-        if len(set(taken)) != len(taken):
-            raise ValueError(f"slots: a slot may stand in one row only, got {list(slots)}")
-        if any(n < 0 for n in query_lens):
-            raise ValueError(f"query_lens: expected no negative length, got {list(query_lens)}")
-        if self._target is None:
-            self._send([*slots, *[-1] * (most - len(slots))], self.row_to_slot)
-            self.num_rows.fill_(len(slots))
-        self._send([*query_lens, *[0] * (most - len(slots))], self.query_lens)
+        self.set_query_lens(query_lens)
+        self._send([*carried, *[-1] * (rows - len(carried))], self.row_to_slot)
+        self.num_rows.fill_(len(carried))
+
+    def set_query_lens(self, query_lens: Sequence[int]) -> None:
+        """Say how many query tokens each row may take; rows behind them take none.
+
+        Raises
+        ------
+        ValueError
+            More rows than the batch has, or a negative length; nothing has been changed then.
+        """
+        rows = self.max_rows
+        lens = _integers("query_lens", query_lens, low=0)
+        if len(lens) > rows:
+            raise ValueError(f"query_lens: expected at most {rows}, got {len(lens)}")
+        self._send([*lens, *[0] * (rows - len(lens))], self.query_lens)

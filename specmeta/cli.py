@@ -6,8 +6,9 @@ Exit codes: 0, 1 where a check fails, 2 for bad input.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,21 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
+    import torch
+
     from specmeta.generate import Generation
     from specmeta.models import Model
 
 __all__ = ["generate", "main"]
 
-# Command: (module, function, help). The function takes the arguments behind the command and
-# returns the exit code. Modules are imported when they're needed: torch takes seconds.
 COMMANDS = {
-    "generate": ("specmeta.cli", "generate", "generate text, speculating with a draft head"),
-    "doctor": ("specmeta.doctor", "main", "say what was built, and what is missing"),
+    "generate": "generate text, speculating with a draft head",
+    "doctor": "say what was built, and what is missing",
 }
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-# For models of a few million weights, more threads gain little, and they wait for each other where
-# other programs want the cores, too.
-DEFAULT_THREADS = 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,11 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="specmeta", description="Metadata of speculative decoding, on the device."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, _, text) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
-    module, function, _ = COMMANDS[parser.parse_args(arguments[:1]).command]
-    code: int = getattr(importlib.import_module(module), function)(arguments[1:])
-    return code
+    if parser.parse_args(arguments[:1]).command == "generate":
+        return generate(arguments[1:])
+    # Imported here: torch takes seconds, which bad arguments needn't wait for.
+    from specmeta import doctor
+
+    return doctor.main(arguments[1:])
 
 
 def generate(argv: Sequence[str]) -> int:
@@ -81,7 +82,9 @@ def generate(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     try:
         prompts = _read_prompts(args)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        device = _device(args.device)
+        _check_threads(args.threads)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
 
     import torch
@@ -93,28 +96,22 @@ def generate(argv: Sequence[str]) -> int:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    try:
+    if args.threads is not None:
         torch.set_num_threads(args.threads)
-        device = torch.device(args.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        parser.error(f"threads or device: {str(error).splitlines()[0]}")
-    settings = {
-        "max_new_tokens": args.max_new_tokens,
-        "page_size": args.page_size,
-        "max_pages": args.max_pages,
-    }
+    settings = {"max_new_tokens": args.max_new_tokens, "page_size": args.page_size}
     try:
         model = load(
             args.model, args.draft, dtype=getattr(torch, DTYPES[args.dtype]), device=device
         )
         with _display(prompts, silent=args.json) as on_text:
-            spoken = decode(model, prompts, num_drafts=args.num_drafts, on_text=on_text, **settings)
+            speculative = decode(
+                model, prompts, num_drafts=args.num_drafts, on_text=on_text, **settings
+            )
+        plain = decode(model, prompts, num_drafts=0, **settings)
+        expected = plain_greedy(model, speculative, max_new_tokens=args.max_new_tokens)
     except (ModelError, RequestError) as error:
         parser.error(str(error))
-    plain = decode(model, prompts, num_drafts=0, **settings)
-    expected = plain_greedy(model, spoken, max_new_tokens=args.max_new_tokens)
-    report = _report(args, model, spoken, plain, expected)
+    report = _report(args, model, speculative, plain, expected, threads=torch.get_num_threads())
     if args.json:
         print(json.dumps(report))
     else:
@@ -127,26 +124,19 @@ def _generate_parser() -> argparse.ArgumentParser:
         prog="specmeta generate",
         description="Generate text greedily, all prompts in one batch, with drafts of an EAGLE-3 "
         "head verified by the model; then check the text against plain greedy decoding.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
+    default = "(default: %(default)s)"
     add("--prompt", action="append", default=[], metavar="TEXT", help="may be repeated")
     add("--prompts", type=Path, metavar="FILE", help="a file of prompts, one a line")
-    add("--model", default="austen", help="austen, which is built in, or a Llama's directory")
+    add("--model", default="austen", help=f"a Llama's directory, or austen, built in {default}")
     add("--draft", metavar="DIR", help="the EAGLE-3 head (default: MODEL/draft)")
-    add("--max-new-tokens", type=int, default=64, metavar="N", help="new tokens a prompt")
-    add("-k", "--num-drafts", type=int, default=4, metavar="K", help="drafts a step; 0 = none")
-    add("--dtype", choices=DTYPES, default="fp32", help="of weights, activations and cache")
-    add("--device", default="cpu", help="cpu or cuda")
-    add("--page-size", type=int, default=16, metavar="N", help="tokens a page of the cache")
-    add("--max-pages", type=int, metavar="N", help="pages of the cache (default: as needed)")
-    add(
-        "--threads",
-        type=int,
-        default=DEFAULT_THREADS,
-        metavar="N",
-        help="threads on the CPU; large models gain from more",
-    )
+    add("--max-new-tokens", type=int, default=64, metavar="N", help=f"a prompt {default}")
+    add("-k", "--num-drafts", type=int, default=4, metavar="K", help=f"drafts a step {default}")
+    add("--dtype", choices=DTYPES, default="fp32", help=f"of weights and cache {default}")
+    add("--device", default="cpu", help=f"cpu, cuda or cuda:N {default}")
+    add("--page-size", type=int, default=16, metavar="N", help=f"tokens a page {default}")
+    add("--threads", type=int, metavar="N", help="threads on the CPU (default: torch's own)")
     add("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
@@ -154,11 +144,46 @@ def _generate_parser() -> argparse.ArgumentParser:
 def _read_prompts(args: argparse.Namespace) -> list[str]:
     prompts: list[str] = list(args.prompt)
     if args.prompts is not None:
-        lines = args.prompts.read_text(encoding="utf-8").splitlines()
+        try:
+            text = args.prompts.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{args.prompts}: {error}") from error
+        # Not splitlines: form feeds and line separators are part of a prompt.
+        lines = [line.removesuffix("\r") for line in text.split("\n")]
         prompts += [line for line in lines if line.strip()]
     if not prompts:
         raise ValueError("no prompts: give --prompt TEXT or --prompts FILE")
     return prompts
+
+
+def _device(name: str) -> torch.device:
+    """Return the device `name`; raise ValueError where it can't be used, and say why."""
+    match = re.fullmatch(r"cpu|cuda(?::([0-9]+))?", name)
+    if match is None:
+        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {name!r}")
+
+    import torch
+
+    from specmeta import _library
+
+    if name == "cpu":
+        return torch.device("cpu")
+    if torch.version.cuda is None:
+        raise ValueError(f"device: {name}: this torch has no CUDA: install a CUDA build of torch")
+    index, count = int(match[1] or 0), torch.cuda.device_count()
+    if index >= count:
+        raise ValueError(f"device: {name}: GPUs that torch can use: {count}")
+    if not _library.build_info().cuda:
+        raise ValueError(
+            f"device: {name}: the library has no CUDA kernels: SPECMETA_CUDA=1 make build"
+        )
+    return torch.device("cuda", index)
+
+
+def _check_threads(threads: int | None) -> None:
+    cores = os.cpu_count() or 1
+    if threads is not None and not 1 <= threads <= cores:
+        raise ValueError(f"threads: expected 1 .. {cores}, got {threads}")
 
 
 @contextmanager
@@ -197,9 +222,11 @@ def _display(prompts: list[str], *, silent: bool) -> Iterator[Callable[[int, str
 def _report(
     args: argparse.Namespace,
     model: Model,
-    spoken: Generation,
+    speculative: Generation,
     plain: Generation,
     expected: list[list[int]],
+    *,
+    threads: int,
 ) -> dict[str, Any]:
     texts = [
         {
@@ -209,23 +236,23 @@ def _report(
             "finish": text.finish,
             "identical": text.token_ids == ids,
         }
-        for text, ids in zip(spoken.texts, expected, strict=True)
+        for text, ids in zip(speculative.texts, expected, strict=True)
     ]
     return {
         "model": model.name,
         "device": args.device,
         "dtype": args.dtype,
-        "threads": args.threads,
-        "num_drafts": spoken.num_drafts,
+        "threads": threads,
+        "num_drafts": speculative.num_drafts,
         "page_size": args.page_size,
         "texts": texts,
-        "tokens": spoken.num_tokens,
-        "steps": spoken.steps,
-        "target_passes": spoken.target_passes,
-        "tokens_per_pass": spoken.tokens_per_pass,
-        "accepted": spoken.accepted,
-        "drafted": spoken.drafted,
-        "tokens_per_second": spoken.tokens_per_second,
+        "tokens": speculative.num_tokens,
+        "steps": speculative.steps,
+        "target_passes": speculative.target_passes,
+        "tokens_per_pass": speculative.tokens_per_pass,
+        "accepted": speculative.accepted,
+        "drafted": speculative.drafted,
+        "tokens_per_second": speculative.tokens_per_second,
         "tokens_per_second_without_speculation": plain.tokens_per_second,
         "identical": all(text["identical"] for text in texts),
     }

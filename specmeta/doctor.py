@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+import specmeta
 from specmeta import _library
 
 
@@ -20,21 +21,45 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_works() -> bool:
+def _works(device: str) -> bool:
     """Run one operation for real: 33 tokens and two accepted drafts make 35."""
-    seq_lens = torch.tensor([33], dtype=torch.int32)
-    torch.ops.specmeta.advance(torch.tensor([2], dtype=torch.int32), seq_lens, 32)
-    return seq_lens.item() == 35  # a CPU tensor
+    seq_lens = torch.tensor([33], dtype=torch.int32, device=device)
+    counts = torch.tensor([2], dtype=torch.int32, device=device)
+    torch.ops.specmeta.advance(counts, seq_lens, 32)
+    return seq_lens.tolist() == [35]
+
+
+def _check_gpu(build: _library.BuildInfo) -> list[str]:
+    """Print what there is of a GPU; return what keeps it from being used."""
+    if not torch.cuda.is_available():
+        print("GPU           none that torch can use")
+        if build.cuda and torch.version.cuda is None:
+            return ["this torch has no CUDA: with a GPU, install a CUDA build of torch"]
+        return []
+    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    print(f"GPU           {name}, sm {capability[0]}{capability[1]}")
+    if not build.cuda:
+        return [
+            "the GPU cannot be used: install a CUDA toolkit of 12.8 or later, then rebuild "
+            "with SPECMETA_CUDA=1 make build"
+        ]
+    try:
+        works = _works("cuda")
+    except RuntimeError as error:
+        return [
+            f"the CUDA kernels do not run: {str(error).splitlines()[0]} (the driver must know "
+            f"CUDA {build.cuda}, and the GPU be one of those built for)"
+        ]
+    print(f"CUDA          {'working' if works else 'WRONG RESULTS'}")
+    return [] if works else ["the CUDA kernels give wrong results: please report this"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; 0 where everything that this machine can use is there."""
     del argv  # no options
-    missing: list[str] = []
-    print(f"specmeta      {_version('specmeta') or 'not installed'}")
+    print(f"specmeta      {specmeta.__version__}")
     print(f"Python        {platform.python_version()} on {platform.machine()}")
     print(f"torch         {torch.__version__} (CUDA {torch.version.cuda or 'none'})")
-
     try:
         _library.load()
         build = _library.build_info()
@@ -44,45 +69,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"library       {_library.PATH.name}, compiler {build.compiler}, stable ABI of torch 2.10"
     )
-    works = _cpu_works()
+    missing: list[str] = []
+    works = _works("cpu")
     print(f"CPU kernels   {'working' if works else 'WRONG RESULTS'}")
     if not works:
-        missing.append(
-            "the CPU kernels give wrong results: please report this with the lines above"
-        )
-
-    if build.cuda:
-        print(f"CUDA kernels  built with CUDA {build.cuda} for sm {build.architectures}")
-    else:
-        print("CUDA kernels  not built")
+        missing.append("the CPU kernels give wrong results: please report this")
+    built = f"built with CUDA {build.cuda} for sm {build.architectures}"
+    print(f"CUDA kernels  {built if build.cuda else 'not built'}")
     nvcc = shutil.which("nvcc")
     print(f"nvcc          {'found' if nvcc else 'not found'}")
     if nvcc and not build.cuda:
         missing.append("nvcc is there, the CUDA kernels are not: SPECMETA_CUDA=1 make build")
-    if torch.cuda.is_available():
-        name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
-        print(f"GPU           {name}, sm {capability[0]}{capability[1]}")
-        if not build.cuda:
-            missing.append(
-                "the GPU cannot be used: install a CUDA toolkit of 12.8 or later, then rebuild "
-                "with SPECMETA_CUDA=1 make build"
-            )
-    else:
-        print("GPU           none that torch can use")
-        if build.cuda and torch.version.cuda is None:
-            missing.append("this torch has no CUDA: with a GPU, install a CUDA build of torch")
-
-    for package, purpose in {
-        "transformers": "generate",
-        "safetensors": "generate",
-        "rich": "generate",
-    }.items():
+    gpu = _check_gpu(build)
+    missing += gpu
+    for package in ("transformers", "safetensors", "rich"):
         version = _version(package)
         print(f"{package:<13} {version or 'not installed'}")
         if version is None:
-            missing.append(f"{package} for `specmeta {purpose}`: pip install 'specmeta[generate]'")
+            missing.append(f"{package} for `specmeta generate`: pip install 'specmeta[generate]'")
 
     print("\nmissing: nothing" if not missing else "\nmissing:")
     for line in missing:
         print(f"  - {line}")
-    return 0 if works and not (torch.cuda.is_available() and not build.cuda) else 1
+    return 1 if not works or (torch.cuda.is_available() and gpu) else 0

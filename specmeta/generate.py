@@ -12,8 +12,10 @@ True
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -23,13 +25,15 @@ from specmeta.graph import capture
 from specmeta.models import Model
 from specmeta.serving.attention import ATTENTION_NAME
 from specmeta.serving.one_model import OneModelStep
-from specmeta.serving.pages import OutOfPagesError, PageAllocator
+from specmeta.serving.pages import PageAllocator
 from specmeta.status import Status
 
 __all__ = ["Generation", "RequestError", "Text", "generate", "plain_greedy"]
 
 # Prompt tokens a row that one step takes.
 PROMPT_CHUNK = 64
+# What torch says where memory or a size's range isn't enough; a type of its own has a GPU's alone.
+LACK_OF_MEMORY = re.compile("DefaultCPUAllocator|calculation overflowed|Overflow when unpacking")
 
 
 class RequestError(ValueError):
@@ -109,6 +113,21 @@ class Generation:
         return self.num_tokens / self.seconds
 
 
+@contextmanager
+def _refuse_lack_of_memory() -> Iterator[None]:
+    """Turn failed allocations into a `RequestError`."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, MemoryError | OverflowError | torch.OutOfMemoryError) and (
+            not LACK_OF_MEMORY.search(str(error))
+        ):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RequestError(f"not enough memory for these prompts and settings: {reason}") from error
+
+
+@_refuse_lack_of_memory()
 def generate(
     model: Model,
     prompts: Sequence[str],
@@ -116,12 +135,14 @@ def generate(
     max_new_tokens: int = 64,
     num_drafts: int = 4,
     page_size: int = 16,
-    max_pages: int | None = None,
     prompt_chunk: int = PROMPT_CHUNK,
     captured: bool = True,
     on_text: Callable[[int, str], None] | None = None,
 ) -> Generation:
     """Decode greedily, all prompts in one batch.
+
+    The cache is this batch's own: its pages are allocated before the first step, as many as the
+    texts can need, and given back at the end.
 
     Parameters
     ----------
@@ -132,11 +153,9 @@ def generate(
     max_new_tokens : int
         Most new tokens a prompt; an end token ends a text before.
     num_drafts : int
-        Drafts a step, K >= 0; 0 decodes without the head.
+        Drafts a step, K >= 0 and less than the model's positions; 0 decodes without the head.
     page_size : int
-        Tokens a page of the cache.
-    max_pages : int, optional
-        Pages of the cache, beside the reserved one. Default: as many as these prompts need.
+        Tokens a page of the cache, no more than the model's positions.
     prompt_chunk : int
         Most prompt tokens a row and step.
     captured : bool
@@ -151,34 +170,27 @@ def generate(
     Raises
     ------
     RequestError
-        Prompts or settings that can't be served.
+        Prompts or settings that can't be served, or need more memory than there is.
     """
-    texts = [Text(prompt, model.tokenizer(prompt)["input_ids"]) for prompt in prompts]
-    for name, value, least in (
-        ("new tokens", max_new_tokens, 1),
-        ("drafts", num_drafts, 0),
-        ("page size", page_size, 1),
-        ("prompt chunk", prompt_chunk, 1),
-        ("pages of the cache", 1 if max_pages is None else max_pages, 1),
+    limit = model.target.config.max_position_embeddings
+    for name, value, least, most in (
+        ("new tokens", max_new_tokens, 1, limit),
+        ("drafts", num_drafts, 0, limit - 1),
+        ("page size", page_size, 1, limit),
     ):
-        if value < least:
-            raise RequestError(f"{name}: expected at least {least}, got {value}")
+        if not least <= value <= most:
+            raise RequestError(f"{name}: expected {least} .. {most}, got {value}")
+    if prompt_chunk < 1:
+        raise RequestError(f"prompt chunk: expected at least 1, got {prompt_chunk}")
     if num_drafts > 0 and model.head is None:
         raise RequestError(f"{model.name} has no draft head: name one, or use 0 drafts")
-    _check_prompts(model, texts, max_new_tokens=max_new_tokens)
+    texts = _read_prompts(model, prompts, max_new_tokens=max_new_tokens)
 
     # A row's cache has room for its text and for drafts that go past the end of it.
-    limit = model.target.config.max_position_embeddings
     lens = [len(t.prompt_ids) + max_new_tokens + 2 * num_drafts for t in texts]
     counts = [-(-min(length, limit) // page_size) for length in lens]
-    pages = PageAllocator(1 + (sum(counts) if max_pages is None else max_pages))
-    try:
-        owned = [pages.allocate(count) for count in counts]
-    except OutOfPagesError as error:
-        raise RequestError(
-            f"the cache is too small for these prompts and {max_new_tokens} new tokens: they need "
-            f"{sum(counts)} pages of {page_size} tokens, the cache has {pages.num_pages - 1}"
-        ) from error
+    pages = PageAllocator(1 + sum(counts))
+    owned = [pages.allocate(count) for count in counts]
 
     longest = max(len(t.prompt_ids) for t in texts)
     chunk = min(prompt_chunk, longest)
@@ -240,6 +252,7 @@ def generate(
     return result
 
 
+@_refuse_lack_of_memory()
 def plain_greedy(model: Model, generation: Generation, *, max_new_tokens: int) -> list[list[int]]:
     """Return what ``transformers`` decodes greedily from each prompt, one prompt at a time.
 
@@ -256,6 +269,11 @@ def plain_greedy(model: Model, generation: Generation, *, max_new_tokens: int) -
     -------
     list of list of int
         The new tokens, an end token included.
+
+    Raises
+    ------
+    RequestError
+        Not enough memory.
     """
     model.target.set_attn_implementation("sdpa")
     try:
@@ -296,18 +314,33 @@ def _new_text(model: Model, text: Text) -> str:
     return piece
 
 
-def _check_prompts(model: Model, texts: list[Text], *, max_new_tokens: int) -> None:
-    if not texts:
+def _read_prompts(model: Model, prompts: Sequence[str], *, max_new_tokens: int) -> list[Text]:
+    if isinstance(prompts, str):  # a sequence of str, too: of its characters
+        raise RequestError(f"prompts: expected a list of them, got the text {prompts!r}")
+    if not prompts:
         raise RequestError("no prompts")
-    limit = model.target.config.max_position_embeddings
-    for text in texts:
-        if not text.prompt_ids:
+    config = model.target.config
+    texts = []
+    for prompt in prompts:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"a prompt isn't valid Unicode: {error}") from error
+        ids = model.tokenizer(prompt)["input_ids"]
+        if not ids:
             raise RequestError("a prompt is empty")
-        if len(text.prompt_ids) + max_new_tokens > limit:
+        if max(ids) >= config.vocab_size:
             raise RequestError(
-                f"a prompt of {len(text.prompt_ids)} tokens and {max_new_tokens} new ones: the "
-                f"model has {limit} positions"
+                f"the tokenizer doesn't fit the model: expected ids below {config.vocab_size}, "
+                f"got {max(ids)}"
             )
+        if len(ids) + max_new_tokens > config.max_position_embeddings:
+            raise RequestError(
+                f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones: the model has "
+                f"{config.max_position_embeddings} positions"
+            )
+        texts.append(Text(prompt, ids))
+    return texts
 
 
 def _describe(batch: BatchMetadata) -> str:

@@ -1,8 +1,8 @@
 """Capture a step once, replay it many times.
 
 On a GPU a captured step is a CUDA graph. On the CPU it's the step's trace: the list of operations
-that it ran, recorded under fake tensors, replayed on the real ones. On both, the step is traced
-first, which proves that the host reads nothing back: a step that does fails the capture.
+that it ran, recorded under fake tensors, replayed on the real ones. On both, a step in which the
+host reads a value back fails the capture: a fake tensor has none, and CUDA refuses to wait.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
 )
 from torch.fx import GraphModule
@@ -42,13 +43,13 @@ class Captured:
 
     Attributes
     ----------
-    trace : GraphModule
-        The step's operations. Its inputs are the persistent tensors that the step touches.
+    trace : GraphModule or None
+        The step's operations, on the CPU. Its inputs are the persistent tensors that it touches.
     replay : callable
         ``replay()`` runs the step on what the tensors hold now.
     """
 
-    def __init__(self, trace: GraphModule, replay: Callable[[], None]) -> None:
+    def __init__(self, trace: GraphModule | None, replay: Callable[[], None]) -> None:
         self.trace = trace
         self.replay = replay
 
@@ -74,7 +75,8 @@ def capture(step: Callable[[], None], *, num_rows: Tensor) -> Captured:
     Raises
     ------
     CaptureError
-        The step reads a value back to the host, or has a shape that depends on one.
+        The step reads a value back to the host, has a shape that depends on one, or keeps a
+        tensor that it made itself: make the step's state before the capture.
 
     Examples
     --------
@@ -86,9 +88,9 @@ def capture(step: Callable[[], None], *, num_rows: Tensor) -> Captured:
     tensor([2., 2.])
     """
     with torch.no_grad():
-        trace, tensors = _trace(step)
         if num_rows.is_cuda:
-            return Captured(trace, _cuda_graph(step, num_rows).replay)
+            return Captured(None, _cuda_graph(step, num_rows).replay)
+        trace, tensors = _trace(step)
 
     def replay() -> None:
         with torch.no_grad():
@@ -117,6 +119,14 @@ def _trace(step: Callable[[], None]) -> tuple[GraphModule, list[Tensor]]:
             )
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(f"the step reads a value back to the host: {error.func}") from error
+    # A fake tensor that outlived the first rehearsal stands in the trace as a constant: a cache
+    # that the step fills when it first runs, say. It would never hold a value.
+    for name, value in trace.named_buffers():
+        if isinstance(value, FakeTensor):
+            raise CaptureError(
+                f"the step keeps a tensor that it made itself ({name}: {list(value.shape)}, "
+                f"{value.dtype}): make it before the capture"
+            )
     return trace, found.tensors
 
 
@@ -164,16 +174,19 @@ class _ForbidDirectReads(TorchFunctionMode):
 
 
 def _cuda_graph(step: Callable[[], None], num_rows: Tensor) -> torch.cuda.CUDAGraph:
-    live = num_rows.clone()
-    num_rows.zero_()
-    stream = torch.cuda.Stream(num_rows.device)
-    stream.wait_stream(torch.cuda.current_stream(num_rows.device))
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
-            step()
-    torch.cuda.current_stream(num_rows.device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    num_rows.copy_(live)
+    live = num_rows.clone()
+    with torch.cuda.device(num_rows.device):
+        stream = torch.cuda.Stream()
+        try:
+            num_rows.zero_()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    step()
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph, stream=stream):
+                step()
+        finally:
+            num_rows.copy_(live)
     return graph

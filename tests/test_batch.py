@@ -94,7 +94,7 @@ def test_a_draft_model_shares_the_ledger(device: str) -> None:
     batch.assign(0, [1, 2, 3], [1])
     draft.assign(0, [], [5, 6, 7])
     batch.set_rows([0], [9])
-    draft.set_rows([0], [9])
+    draft.set_query_lens([9])
     batch.stage()
     batch.accept_greedy(torch.tensor([0, 0, 4, 0, 0, 0, 0, 0, 0], device=device))
     draft.stage()
@@ -153,29 +153,75 @@ def test_release_and_reuse(device: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda b: b.assign(4, [1], [1]), "slot: expected 0 <= slot < 4, got 4"),
-        (lambda b: b.assign(-1, [1], [1]), "slot: expected 0 <= slot < 4, got -1"),
+        (lambda b: b.assign(4, [1], [1]), r"slot: expected integers in \[0, 3\], got 4"),
+        (lambda b: b.assign(-1, [1], [1]), r"slot: expected integers in \[0, 3\], got -1"),
+        (lambda b: b.assign(0.5, [1], [1]), r"slot: expected integers, got \[0.5\]"),
         (lambda b: b.assign(0, [], [1]), "prompt: expected 1 to 12 tokens, got 0"),
         (lambda b: b.assign(0, [1] * 13, [1]), "prompt: expected 1 to 12 tokens, got 13"),
-        (lambda b: b.assign(0, [1], [1, 2, 3, 4]), r"pages: slot 0 holds at most 3, got 0 \+ 4"),
-        (lambda b: b.assign(0, [1], [0]), r"not pad_page 0, got \[0\]"),
-        (lambda b: b.assign(0, [1], [-2]), r"not negative .* got \[-2\]"),
-        (lambda b: b.add_pages(1, [4]), r"pages: slot 1 holds at most 3, got 3 \+ 1"),
-        (lambda b: b.release(7), "slot: expected 0 <= slot < 4, got 7"),
+        (lambda b: b.assign(1, [1, -1], [1]), r"prompt: expected integers in .*, got -1"),
+        (
+            lambda b: b.assign(1, [2**63], [1]),
+            r"prompt: expected integers in .*, got 9223372036854",
+        ),
+        (lambda b: b.assign(1, [1.5], [1]), r"prompt: expected integers, got \[1.5\]"),
+        (lambda b: b.assign(1, "text", [1]), "prompt: expected integers, got 'text'"),
+        (lambda b: b.assign(1, [None], [1]), "prompt: expected integers"),
+        (lambda b: b.assign(1, torch.zeros(2, 2).int(), [1]), "prompt: expected integers"),
+        (lambda b: b.assign(1, [1], [1, 2, 3, 4]), r"pages: expected at most 3, got 0 \+ 4"),
+        (lambda b: b.assign(1, [1], [0]), r"pages: expected no pad_page 0, got \[0\]"),
+        (lambda b: b.assign(1, [1], [-2]), r"pages: expected integers in .*, got -2"),
+        (lambda b: b.assign(1, [1], [2**31]), r"pages: expected integers in .*, got 2147483648"),
+        (lambda b: b.assign(1, [1], [3.7]), r"pages: expected integers, got \[3.7\]"),
+        (lambda b: b.assign(1, [1], [3, 3]), r"pages: expected each once, got \[3, 3\]"),
+        (lambda b: b.add_pages(1, [2]), r"pages: expected each once, got \[2\] behind \[1, 2\]"),
+        (lambda b: b.add_pages(1, [4, 5]), r"pages: expected at most 3, got 2 \+ 2"),
+        (lambda b: b.add_pages(1, [2**31]), r"pages: expected integers in .*, got 2147483648"),
+        (lambda b: b.release(7), r"slot: expected integers in \[0, 3\], got 7"),
         (lambda b: b.set_rows([0, 1, 2, 3], [1] * 4), "at most 3 of each, got 4 and 4"),
         (lambda b: b.set_rows([0], [1, 1]), "at most 3 of each, got 1 and 2"),
         (lambda b: b.set_rows([0, 0], [1, 1]), r"one row only, got \[0, 0\]"),
-        (lambda b: b.set_rows([-2], [1]), "slot: expected 0 <= slot < 4, got -2"),
-        (lambda b: b.set_rows([0], [-1]), r"no negative length, got \[-1\]"),
+        (lambda b: b.set_rows(torch.tensor([0, 0]), [1, 1]), r"one row only, got \[0, 0\]"),
+        (lambda b: b.set_rows([0, 0.5], [1, 1]), "slots: expected integers"),
+        (lambda b: b.set_rows([-2], [1]), r"slots: expected integers in \[-1, 3\], got -2"),
+        (lambda b: b.set_rows([0], [-1]), r"query_lens: expected integers in .*, got -1"),
+        (
+            lambda b: b.set_rows([0], [2**31]),
+            r"query_lens: expected integers in .*, got 2147483648",
+        ),
+        (lambda b: b.set_query_lens([1] * 4), "query_lens: expected at most 3, got 4"),
         (lambda b: _batch(ledger=b).assign(0, [1], [1]), "a draft model reads the target's"),
+        (lambda b: _batch(ledger=b).set_rows([0], [1]), "a draft model has its target's rows"),
+        (lambda b: b.stage(num_tokens=-1), "num_tokens: expected 0 to 9, got -1"),
+        (lambda b: b.stage(num_tokens=10), "num_tokens: expected 0 to 9, got 10"),
+        (lambda b: b.accept_greedy(torch.zeros(10).long()), "num_tokens: expected 0 to 9, got 10"),
     ],
 )
 def test_errors_change_nothing(call: Any, message: str) -> None:
     batch = _batch()
-    batch.assign(1, [7, 8], [1, 2, 3])
+    batch.assign(1, [7, 8], [1, 2])
     batch.set_rows([1], [2])
     before = {name: buffer.clone() for name, buffer in _buffers(batch).items()}
     with pytest.raises(ValueError, match=message):
         call(batch)
     for name, buffer in _buffers(batch).items():
         assert torch.equal(buffer, before[name]), name
+    batch.add_pages(1, [3])
+    assert batch.page_table[1].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"page_size": 0}, "page_size: expected integers in .*, got 0"),
+        ({"max_rows": -1}, "max_rows: expected integers in .*, got -1"),
+        ({"max_draft_len": -1}, "max_draft_len: expected integers in .*, got -1"),
+        ({"max_pages": 1.5}, r"max_pages: expected integers, got \[1.5\]"),
+        ({"pad_seq_len": 2}, "pad_seq_len: expected 0 or 1, got 2"),
+        ({"index_dtype": torch.int16}, "index_dtype: expected int32 or int64, got torch.int16"),
+        ({"ledger": _batch(max_slots=5)}, "max_slots: expected the ledger's 5, got 4"),
+        ({"ledger": _batch(), "ledger_len": 9}, "ledger_len: expected none beside a ledger, got 9"),
+    ],
+)
+def test_sizes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _batch(**changes)

@@ -77,7 +77,9 @@ def test_compile_fullgraph(operation: str) -> None:
     assert _same(_results(compiled, _tensors(call)), _results(run, _tensors(call)))
 
 
-def test_new_batch_sizes_do_not_recompile() -> None:
+@pytest.mark.parametrize(("dynamic", "frames"), [(True, 1), (None, 2)])
+def test_new_batch_sizes_do_not_recompile(dynamic: bool | None, frames: int) -> None:
+    """By default torch compiles once for a fixed size, and once more for all others."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("inductor")
 
@@ -86,7 +88,7 @@ def test_new_batch_sizes_do_not_recompile() -> None:
             counts, seq_lens, page_size=4, page_table=table, slot_mapping=slots, kv_indptr=indptr
         )
 
-    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=counter)
+    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=counter)
     for batch in (4, 3, 5, 8, 64):
         arguments = (
             torch.ones(batch, dtype=torch.int32),
@@ -98,7 +100,7 @@ def test_new_batch_sizes_do_not_recompile() -> None:
         compiled(*arguments)
         assert arguments[1].tolist() == [5] * batch
         assert arguments[4][-1] == 2 * batch
-    assert counter.frame_count == 1
+    assert counter.frame_count == frames
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -184,6 +186,20 @@ def test_fake_kernels_check_what_the_real_ones_check(operation: str) -> None:
             assert f"specmeta.{operation}: " in messages[0]
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_fake_kernels_check_devices_and_integers(operation: str) -> None:
+    call = full_calls.calls()[operation]
+    names = list(_tensors(call))
+    with pytest.raises(RuntimeError, match=r"expected a tensor on .* as .*, got "):
+        getattr(specmeta, operation)(**call | {names[-1]: call[names[-1]].to("meta")})
+    getattr(specmeta, operation)(**_to(call, "meta"))  # all on meta: nothing to do
+    for argument in _library.schema():
+        if argument.operator == operation and argument.kind == "int" and argument.low > -(2**63):
+            wrong = _to(call, "meta") | {argument.name: argument.low - 1}
+            with pytest.raises(RuntimeError, match=f"{argument.name}: expected an integer in"):
+                getattr(specmeta, operation)(**wrong)
+
+
 def test_buffers_are_static_for_reduce_overhead() -> None:
     batch = specmeta.BatchMetadata(
         max_rows=2,
@@ -214,3 +230,20 @@ def test_compiled_batch_step_writes_the_batch_itself(device: str) -> None:
         step()
         assert batch.seq_lens.tolist() == [3, 0]
     assert batch.seq_lens.data_ptr() == address
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("device", ["cuda"])
+def test_a_call_is_one_kernel(operation: str, device: str) -> None:
+    call = _to(full_calls.calls()[operation], device)
+    run = _bind(operation, call)
+    run(_tensors(call))
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        run(_tensors(call))
+        torch.cuda.synchronize()
+    on_device = [
+        e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    assert len(on_device) == 1, on_device
+    assert f"{operation.split('_')[0]}" in on_device[0]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import specmeta
 from specmeta import _library, doctor
 
 
@@ -33,12 +36,18 @@ def test_cuda_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert "SPECMETA_CUDA=1 make build" in out
 
 
-def test_missing_library(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(_library, "PATH", _library.PATH.with_name("nowhere.so"))
-    assert doctor.main() == 1
-    assert "nowhere.so is not beside the package: build it with" in capsys.readouterr().out
+def test_without_the_library(tmp_path: Path) -> None:
+    """The report must come where it is needed most: in a checkout that was not built."""
+    package = Path(specmeta.__file__).parent
+    ignore = shutil.ignore_patterns("*.so", "austen", "__pycache__")
+    shutil.copytree(package, tmp_path / "specmeta", ignore=ignore)
+    command = [sys.executable, "-m", "specmeta", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "libspecmeta.so is not beside the package: build it with" in done.stdout, done.stderr
+    command = [sys.executable, "-c", "import specmeta; specmeta.advance"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "ImportError: specmeta: libspecmeta.so is not beside the package" in done.stderr
 
 
 def test_missing_package(

@@ -364,6 +364,7 @@ def test_written_lens_count_no_draft_of_the_middle_of_a_prompt(
     check: Check, shift: int, known: int, written: int
 ) -> None:
     """Four tokens of a prompt and two drafts are in the cache; of a prompt of nine, only four."""
+    recorded = known == 4
     check(
         "draft_step",
         {
@@ -378,5 +379,10 @@ def test_written_lens_count_no_draft_of_the_middle_of_a_prompt(
             "tokens": [[0] * 16],
             "page_size": 4,
         },
-        {"written_lens": [written], "num_drafts": [3 if known == 4 else 0], "status": [0]},
+        {
+            "written_lens": [written],
+            "num_drafts": [3 if recorded else 0],
+            "tokens": [[51 if recorded and i == 6 + shift else 0 for i in range(16)]],
+            "status": [0],
+        },
     )

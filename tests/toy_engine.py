@@ -172,7 +172,6 @@ class RawBatch(specmeta.BatchMetadata):
         self.int_rows = rng.random() < 0.3
         self.max_rejected = rng.choice((None, self.max_draft_len))
         self._rng = rng
-        self._lists: dict[int, list[int]] = {}
         rows, slots = self.query_lens.shape[0], self.page_table.shape[0]
 
         def either(tensor: Tensor) -> Tensor:
@@ -208,25 +207,26 @@ class RawBatch(specmeta.BatchMetadata):
         self.live = 0
 
     def set_rows(self, slots: Sequence[int], query_lens: Sequence[int]) -> None:
-        super().set_rows(slots, query_lens)
         self.live = len(slots)
-        if self.own_rows and self._target is not None:
+        if self._target is None:
+            super().set_rows(slots, query_lens)
+            return
+        self.set_query_lens(query_lens)
+        if self.own_rows:
             self._send(slots, self.row_to_slot[: len(slots)])
             self.num_rows.fill_(len(slots))
 
-    def _put_pages(self, slot: int, pages: Sequence[int]) -> None:
-        self._lists[slot] = [*self._lists.get(slot, [])[: self._held[slot]], *pages]
+    def _put_pages(self, slot: int, pages: list[int]) -> None:
         super()._put_pages(slot, pages)
         self._hide_pages(slot)
 
     def release(self, slot: int) -> None:
         super().release(slot)
-        self._lists.pop(slot)
         self._hide_pages(slot)
 
     def _hide_pages(self, slot: int) -> None:
         """Put other things where no operation may look, and the ragged list into place."""
-        count, width = len(self._lists.get(slot, [])), self.page_table.shape[1]
+        count, width = len(self._pages_of[slot]), self.page_table.shape[1]
         if self.pages_by == "count" and count < width:
             ids = [self._rng.choice((-1, 1, GARBAGE)) for _ in range(width - count)]
             self._send(ids, self.page_table[slot, count:])
@@ -234,7 +234,7 @@ class RawBatch(specmeta.BatchMetadata):
             begin = self._rng.randrange(3)
             ids, ends = [GARBAGE] * begin, [begin]
             for s in range(self.page_table.shape[0]):
-                ids += self._lists.get(s, [])
+                ids += self._pages_of[s]
                 ends.append(len(ids))
             self._send(ids, self.alloc_pages[: len(ids)])
             self._send(ends, self.alloc_indptr)
@@ -495,7 +495,10 @@ class Side:
         """Live rows, and stale garbage behind them."""
         self.slots, self.queries = slots, queries
         batch, behind = self.batch, self.max_rows - len(slots)
-        batch.set_rows(slots, queries)
+        if batch._target is None or isinstance(batch, RawBatch):
+            batch.set_rows(slots, queries)
+        else:
+            batch.set_query_lens(queries)
         if behind and self.rng.random() < 0.7:
             device = batch.device
             stale = [self.rng.choice((0, -1, -9, GARBAGE)) for _ in range(behind)]
@@ -802,7 +805,7 @@ class ToyEngine:
             "page_size": page_size,
             "max_seq_len": max_seq_len,
             "max_draft_len": self.max_drafts,
-            "ledger_len": ledger_len,
+            "ledger_len": ledger_len if target is None else None,
             "kv_capacity": kv_capacity,
             "device": self.device,
             "index_dtype": rng.choice((torch.int32, torch.int64)),

@@ -2,8 +2,8 @@
 // the two it is does not depend on device values: target_tokens is given, or sampled_tokens is.
 //
 // Grid: one block of kThreads, whatever the values. Each tile of kThreads rows is read once, scanned, and its tokens
-// and pages are shared among the threads. Capturable: the parameters travel by value, no memory is allocated, no size
-// is read back.
+// are shared among the threads. Capturable: the parameters travel by value, no memory is allocated, no size is read
+// back.
 #include "cta.cuh"
 #include "launch.h"
 #include "specmeta/accept.h"

@@ -1,8 +1,7 @@
 // draft_step: record draft k and give each row its next position (pseudocode: specmeta/draft_step.h).
 //
-// Grid: one block of kThreads, whatever the values. Each tile of kThreads rows is read once, scanned, and its tokens
-// and pages are shared among the threads. Capturable: the parameters travel by value, no memory is allocated, no size
-// is read back.
+// Grid: one block of kThreads, whatever the values. Each tile of kThreads rows is read once, scanned, and its pages are
+// shared among the threads. Capturable: the parameters travel by value, no memory is allocated, no size is read back.
 #include "cta.cuh"
 #include "launch.h"
 #include "specmeta/draft_step.h"

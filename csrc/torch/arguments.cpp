@@ -54,25 +54,6 @@ std::string device_name(int32_t type, int32_t index) {
          std::to_string(index);
 }
 
-// A dimension of a shape such as "B+1": its symbol (or '1') and what is added to it.
-struct Dim {
-  char symbol;
-  int64_t plus;
-};
-
-int parse_shape(const std::string& shape, Dim dims[2]) {
-  int rank = 0;
-  for (size_t i = 0; i < shape.size(); ++i) {
-    if (shape[i] == '+') {
-      dims[rank - 1].plus = 1;
-      ++i;
-    } else if (shape[i] != ',') {
-      dims[rank++] = {shape[i], 0};
-    }
-  }
-  return rank;
-}
-
 }  // namespace
 
 Arguments::Arguments(const OpSpec& op, StableIValue* stack) : op_(op) {
@@ -143,8 +124,8 @@ void Arguments::check_shape(Value& value) {
   const char* name = spec.name.c_str();
   const Tensor& tensor = *value.tensor;
 
-  Dim dims[2];
-  const int rank = parse_shape(spec.shape, dims);
+  const std::vector<Dim>& dims = spec.dims;
+  const int rank = static_cast<int>(dims.size());
   const auto shape = tensor.sizes();
   if (static_cast<int>(shape.size()) != rank) {
     fail(name, "shape [" + spec.shape + "]", brackets(shape));
@@ -180,6 +161,12 @@ void Arguments::check_shape(Value& value) {
     }
     value.data = static_cast<char*>(tensor.data_ptr());
     value.bytes = ((rank == 2 ? (shape[0] - 1) * strides[0] : 0) + last) * (value.wide ? 8 : 4);
+    int64_t storage = 0;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &storage));
+    const int64_t end = tensor.storage_offset() * (value.wide ? 8 : 4) + value.bytes;
+    if (!value.data || end > storage) {  // somebody resized its storage
+      fail(name, "a storage of at least " + std::to_string(end) + " bytes", std::to_string(storage));
+    }
   } else {
     value.data = no_elements;
   }

@@ -1,3 +1,5 @@
+#include <torch/csrc/stable/accelerator.h>
+
 #include <stdexcept>
 #include <string>
 
@@ -13,32 +15,13 @@ void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("specmeta: CUDA: ") + cudaGetErrorString(error));
 }
 
-// Makes a device the current one, as a launch on one of its streams needs.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    check(cudaGetDevice(&previous_));
-    changed_ = device != previous_;
-    if (changed_) check(cudaSetDevice(device));
-  }
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(previous_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int previous_ = 0;
-  bool changed_ = false;
-};
-
 struct Cuda {
   template <class Params>
   static void run(const Params& params, int32_t device_index) {
     if (!aoti_torch_get_current_cuda_stream) throw std::runtime_error("specmeta: this torch was built without CUDA");
     void* stream = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index, &stream));
-    const DeviceGuard guard(device_index);
+    const torch::stable::accelerator::DeviceGuard guard(device_index);
     check(specmeta::cuda::launch(params, static_cast<cudaStream_t>(stream)));
   }
 };

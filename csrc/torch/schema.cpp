@@ -2,9 +2,6 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include <stdexcept>
-#include <utility>
-
 #include "specmeta/common.h"
 
 namespace specmeta {
@@ -21,6 +18,13 @@ ArgSpec tensor(const char* name, DType dtype, const char* shape, bool required, 
   spec.name = name;
   spec.dtype = dtype;
   spec.shape = shape;
+  for (const char* c = shape; *c; ++c) {
+    if (*c == '+') {
+      spec.dims.back().plus = *++c - '0';
+    } else if (*c != ',') {
+      spec.dims.push_back({*c, 0});
+    }
+  }
   spec.required = required;
   spec.written = written;
   return spec;
@@ -54,6 +58,13 @@ ArgSpec boolean(const char* name, const char* default_value) {
   spec.kind = ArgKind::kBool;
   spec.default_value = default_value;
   return spec;
+}
+
+ArgSpec page_size() {
+  return integer("page_size", nullptr, 1, kInt32Max);
+}
+ArgSpec pad_token() {
+  return integer("pad_token", "0", -kInt32Max - 1, kInt32Max);
 }
 
 using Args = std::vector<ArgSpec>;
@@ -93,7 +104,7 @@ Args accept_args() {
       opt("num_draft_tokens", kInt32, "B"),
       opt("position_ids", kEither, "T"),
       opt("seq_lens", kEither, "B"),
-      integer("pad_token", "0", -kInt32Max - 1, kInt32Max),
+      pad_token(),
       out("committed_lens", kInt32, "S"),
       out("known_lens", kInt32, "S"),
       out("tokens", kEither, "S,L"),
@@ -116,14 +127,11 @@ OpSpec make_op(const char* name, const std::vector<Args>& groups) {
   return op;
 }
 
-const ArgSpec kPageSize = integer("page_size", nullptr, 1, kInt32Max);
-const ArgSpec kPadToken = integer("pad_token", "0", -kInt32Max - 1, kInt32Max);
-
 std::vector<OpSpec> make_ops() {
   return {
       make_op("advance",
               {
-                  {in("num_accepted", kEither, "N"), inout("seq_lens", kEither, "B"), kPageSize},
+                  {in("num_accepted", kEither, "N"), inout("seq_lens", kEither, "B"), page_size()},
                   row_args(),
                   page_args(),
                   {
@@ -140,11 +148,11 @@ std::vector<OpSpec> make_ops() {
               }),
       make_op("stage",
               {
-                  {in("committed_lens", kInt32, "S"), kPageSize},
+                  {in("committed_lens", kInt32, "S"), page_size()},
                   row_args(),
                   page_args(),
                   {
-                      kPadToken,
+                      pad_token(),
                       opt("limit_lens", kInt32, "S"),
                       opt("known_lens", kInt32, "S"),
                       opt("num_drafts", kInt32, "S"),
@@ -173,11 +181,11 @@ std::vector<OpSpec> make_ops() {
               }),
       make_op("draft_step",
               {
-                  {inout("seq_lens", kEither, "B"), kPageSize},
+                  {inout("seq_lens", kEither, "B"), page_size()},
                   row_args(),
                   page_args(),
                   {
-                      kPadToken,
+                      pad_token(),
                       opt("num_rejected", kInt32, "B"),
                       integer("max_rejected", "None", 0, INT64_MAX),
                       opt("draft_tokens", kEither, "B"),
@@ -227,13 +235,6 @@ std::string OpSpec::schema() const {
 const std::vector<OpSpec>& op_specs() {
   static const std::vector<OpSpec> specs = make_ops();
   return specs;
-}
-
-const OpSpec& op_spec(std::string_view name) {
-  for (const OpSpec& op : op_specs()) {
-    if (op.name == name) return op;
-  }
-  throw std::logic_error("specmeta: no operator " + std::string(name));
 }
 
 }  // namespace specmeta

@@ -3,13 +3,18 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace specmeta {
 
 enum class ArgKind { kTensor, kInt, kBool };
 enum class DType { kInt32, kInt64, kEither };  // kEither: int32 or int64
+
+// A dimension of a shape such as "B+1": its symbol (or '1') and what is added to it.
+struct Dim {
+  char symbol;
+  int plus;
+};
 
 struct ArgSpec {
   std::string name;
@@ -18,6 +23,7 @@ struct ArgSpec {
   bool written = false;  // an output, or updated in place
   DType dtype = DType::kInt32;
   std::string shape;            // one symbol a dimension, "+1" may follow, separated by commas: "B+1" or "S,P"
+  std::vector<Dim> dims;        // the same, parsed
   std::string default_value;    // of an int or a bool, as the schema writes it
   long long low = 0, high = 0;  // limits of an int
 };
@@ -31,6 +37,5 @@ struct OpSpec {
 
 // Every operator, in the order in which the headers explain them.
 const std::vector<OpSpec>& op_specs();
-const OpSpec& op_spec(std::string_view name);
 
 }  // namespace specmeta

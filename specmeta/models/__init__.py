@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
@@ -69,8 +70,9 @@ def resolve(name: str) -> Path:
     """
     if name in BUILT_IN:
         return Path(__file__).parent / name
-    if Path(name).is_dir():
-        return Path(name)
+    with _reading(name):
+        if Path(name).is_dir():
+            return Path(name)
     raise ModelError(f"no model {name!r}: expected a directory or one of: {', '.join(BUILT_IN)}")
 
 
@@ -108,19 +110,24 @@ def load(
     """
     folder = resolve(name)
     target = _load_target(folder, dtype=dtype, device=device)
-    try:
+    vocab_size = target.config.vocab_size
+    with _reading(f"{folder}: no tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: no tokenizer: {_first_line(error)}") from error
+        largest = max(tokenizer.get_vocab().values())
+    if largest >= vocab_size:
+        raise ModelError(
+            f"{folder}: the tokenizer doesn't fit the model: expected ids below {vocab_size}, "
+            f"got {largest}"
+        )
     if draft is not None:
         head_folder: Path | None = Path(draft)
     else:
         head_folder = folder / DRAFT_FOLDER if (folder / DRAFT_FOLDER).is_dir() else None
     head = None
     if head_folder is not None:
-        try:
+        with _reading(f"draft head: {head_folder}"):
             head = Eagle3Head.from_pretrained(
                 head_folder,
                 dtype=dtype,
@@ -128,14 +135,11 @@ def load(
                 embed_tokens=target.model.embed_tokens.weight,
                 attn_implementation=ATTENTION_NAME,
             )
-        except (OSError, ValueError, SafetensorError) as error:
-            raise ModelError(f"draft head: {error}") from error
         check_fit(target.config, head)
-    end = target.generation_config.eos_token_id
-    end_ids = [] if end is None else [end] if isinstance(end, int) else end
+    end_ids = _read_end_ids(folder, target)
     # Whatever else the folder suggests (sampling, penalties) isn't greedy decoding.
     target.generation_config = GenerationConfig(
-        eos_token_id=end, pad_token_id=min(end_ids, default=0)
+        eos_token_id=end_ids or None, pad_token_id=min(end_ids, default=0)
     )
     return Model(name, target, head, tokenizer, frozenset(end_ids))
 
@@ -187,10 +191,8 @@ def check_fit(config: LlamaConfig, head: Eagle3Head) -> None:
 def _load_target(
     folder: Path, *, dtype: torch.dtype, device: torch.device | str
 ) -> LlamaForCausalLM:
-    try:
+    with _reading(f"{folder}: no config.json that can be read"):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: no config.json that can be read: {error}") from error
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind != "llama":
         raise ModelError(f"{folder}: model_type: expected 'llama', got {kind!r}")
@@ -199,7 +201,7 @@ def _load_target(
         reason = f"; {found[0]} is pickled and isn't read" if found else ""
         raise ModelError(f"{folder}: no weights in safetensors{reason}")
     loaded: Any
-    try:
+    with _reading(folder):
         loaded = LlamaForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -210,23 +212,43 @@ def _load_target(
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"{folder}: {_first_line(error)}") from error
-    target, report = loaded
+        target: LlamaForCausalLM = loaded[0].to(device).eval()
+    report = loaded[1]
     # transformers would go on with random weights in their place.
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             raise ModelError(f"{folder}: the weights don't fit config.json: {report[problem]}")
     _check_rope(str(folder), target.config)
-    model: LlamaForCausalLM = target.to(device).eval()
-    return model
+    return target
+
+
+def _read_end_ids(folder: Path, target: LlamaForCausalLM) -> list[int]:
+    """Return the ids that end a text, of ``generation_config.json`` or else ``config.json``."""
+    end = target.generation_config.eos_token_id
+    # Read again: where it's broken, the model has gone on with config.json silently.
+    if (folder / "generation_config.json").exists():
+        with _reading(folder):
+            end = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    ids = [] if end is None else end if isinstance(end, list) else [end]
+    if any(type(token) is not int for token in ids):
+        raise ModelError(f"{folder}: eos_token_id: expected an id or a list of ids, got {end!r}")
+    return ids
 
 
 def _check_rope(what: str, config: LlamaConfig) -> None:
-    kind = (config.rope_parameters or {})["rope_type"]
+    kind = (config.rope_parameters or {}).get("rope_type")
     if kind not in STATIC_ROPE_TYPES:
         raise ModelError(f"{what}: rope_type: expected one of {STATIC_ROPE_TYPES}, got {kind!r}")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+@contextmanager
+def _reading(what: object) -> Iterator[None]:
+    """Turn whatever goes wrong into a `ModelError`: bad files raise errors of every type."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        # Other messages say little without the type: that of a KeyError is the key alone.
+        if not isinstance(error, OSError | ValueError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise ModelError(f"{what}: {reason}") from error

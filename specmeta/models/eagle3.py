@@ -9,6 +9,7 @@ draft steps after that, they are the head's own outputs. Checkpoints follow the 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,20 @@ WEIGHTS_NAME = "model.safetensors"
 # Variants of EAGLE-3 that place the norms elsewhere; running such weights here would go wrong
 # silently.
 UNSUPPORTED_FLAGS = ("norm_before_fc", "fc_norm", "norm_output")
+
+
+def _list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+# Kinds of JSON values: their name, and whether a value is one.
+_Kind = tuple[str, Callable[[Any], bool]]
+_OBJECT: _Kind = ("an object", lambda value: isinstance(value, dict))
+_STRING: _Kind = ("a string", lambda value: isinstance(value, str))
+_COUNT: _Kind = ("a positive integer", lambda value: type(value) is int and value > 0)
+_INTEGERS: _Kind = ("a list of integers", _list_of(int))
+_OBJECTS: _Kind = ("a list of objects", _list_of(dict))
+_STRINGS: _Kind = ("a list of strings", _list_of(str))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +93,11 @@ class Eagle3Config:
         Returns
         -------
         Eagle3Config
+
+        Raises
+        ------
+        OSError, ValueError
+            The file can't be read, or a value in it can't be used; the message says which.
         """
         path = Path(path)
         if not path.is_file():
@@ -86,38 +106,49 @@ class Eagle3Config:
             data = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path}: expected JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise ValueError(f"{path}: expected an object, got {data!r}")
+
+        def get(source: dict[str, Any], key: str, kind: _Kind, *default: Any) -> Any:
+            value = source.get(key)
+            if value is None and default:
+                return default[0]
+            expected, is_valid = kind
+            if not is_valid(value):
+                raise ValueError(f"{path}: {key}: expected {expected}, got {value!r}")
+            return value
+
         if "speculators_model_type" in data:
             _expect(path, "speculators_model_type", "eagle3", data["speculators_model_type"])
-            layer = _required(path, data, "transformer_layer_config")
-            speculators = data.get("speculators_config") or {}
+            layer = get(data, "transformer_layer_config", _OBJECT)
+            speculators = get(data, "speculators_config", _OBJECT, {})
         else:
             layer, speculators = data, {}
-        _expect(path, "model_type", "llama", _required(path, layer, "model_type"))
-        _expect(path, "num_hidden_layers", 1, _required(path, layer, "num_hidden_layers"))
+        _expect(path, "model_type", "llama", layer.get("model_type"))
+        _expect(path, "num_hidden_layers", 1, layer.get("num_hidden_layers"))
         for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"):
-            _required(path, layer, key)
+            get(layer, key, _COUNT)
         for key in UNSUPPORTED_FLAGS:
             _expect(path, key, False, bool(data.get(key, False)))
-        eagle = data.get("eagle_config") or {}
-        aux = (
-            data.get("eagle_aux_hidden_state_layer_ids")
-            or eagle.get("eagle_aux_hidden_state_layer_ids")
-            or None
-        )
-        methods = speculators.get("proposal_methods") or [{}]
-        verifier = speculators.get("verifier") or {}
+        eagle = get(data, "eagle_config", _OBJECT, {})
+        aux_key = "eagle_aux_hidden_state_layer_ids"
+        aux = get(data, aux_key, _INTEGERS, None) or get(eagle, aux_key, _INTEGERS, None)
+        methods = get(speculators, "proposal_methods", _OBJECTS, None) or [{}]
+        verifier = get(speculators, "verifier", _OBJECT, {})
         # The architectures of a plain config name the head's class, not a class of transformers.
         names = {key: value for key, value in layer.items() if key != "architectures"}
         return cls(
             layer=LlamaConfig(**names),
-            draft_vocab_size=data.get("draft_vocab_size") or layer["vocab_size"],
-            target_hidden_size=data.get("target_hidden_size") or layer["hidden_size"],
-            aux_layer_ids=None if aux is None else tuple(aux),
+            draft_vocab_size=get(data, "draft_vocab_size", _COUNT, layer["vocab_size"]),
+            target_hidden_size=get(data, "target_hidden_size", _COUNT, layer["hidden_size"]),
+            aux_layer_ids=tuple(aux) if aux else None,
             norm_before_residual=bool(data.get("norm_before_residual", False)),
-            speculative_tokens=methods[0].get("speculative_tokens", cls.speculative_tokens),
-            verifier=verifier.get("name_or_path"),
+            speculative_tokens=get(
+                methods[0], "speculative_tokens", _COUNT, cls.speculative_tokens
+            ),
+            verifier=get(verifier, "name_or_path", _STRING, None),
             verifier_architectures=tuple(
-                verifier.get("architectures") or cls.verifier_architectures
+                get(verifier, "architectures", _STRINGS, cls.verifier_architectures)
             ),
         )
 
@@ -276,7 +307,8 @@ class Eagle3Head(nn.Module):
         position_ids : Tensor
             int64 [batch, T] or [1, T].
         attention_mask : Tensor, optional
-            As the attention function takes it. Without one, "sdpa" attends causally.
+            As the attention function takes it. Without one, "sdpa" attends causally; "eager"
+            masks nothing: each token then attends to those behind it, too.
         **kwargs
             Handed on to the attention function.
 
@@ -413,12 +445,6 @@ def _rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items()
         if not name.endswith("rotary_emb.inv_freq")
     }
-
-
-def _required(path: Path, data: dict[str, Any], key: str) -> Any:
-    if key not in data:
-        raise ValueError(f"{path}: {key}: expected a value, got none")
-    return data[key]
 
 
 def _expect(path: Path, key: str, expected: object, got: object) -> None:

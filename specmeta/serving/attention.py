@@ -4,6 +4,9 @@ The attention function is registered as ``"specmeta_paged"``. The tokens of all 
 flat dimension: a model is called with ``[1, T]`` inputs, ``use_cache=False`` and
 ``paged=PagedPass(...)``, which every layer's attention receives as a keyword argument. All shapes
 are static and nothing is read back to the host, so a forward pass can be captured.
+
+It is there to show the metadata at work on any device, not for speed: in every layer it gathers
+the whole width of the block table, used or not, into contiguous keys and values.
 """
 
 from __future__ import annotations
@@ -120,10 +123,11 @@ class PagedPass:
         column = (token - cu[row]).clamp(0, max_query_len - 1)
         self.from_grid = row * max_query_len + column
 
-        # A query sees the cache up to its own index. No query sees nothing at all, which would
-        # make NaN: an empty row's see the first elements of the padding page.
+        # A query sees the cache up to its own index. No query may see nothing at all: that makes
+        # NaN, which would reach the padding page and from there all rows. An empty row has no
+        # index (-1 where each row has one token); its queries see the padding page's first one.
         first = seq_lens.long() - cu.diff()
-        own = (first[:, None] + offset).repeat(1, cache.groups)
+        own = (first[:, None] + offset).clamp(min=0).repeat(1, cache.groups)
         index = torch.arange(block_table.shape[1] * cache.page_size, device=device)
         # bool [B, 1, G * Q, M * page_size]
         self.mask = (index <= own[:, :, None])[:, None]

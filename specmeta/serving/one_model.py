@@ -112,6 +112,8 @@ class OneModelStep:
         batch.stage(num_tokens=num_tokens)
         position_ids = batch.position_ids[None, :num_tokens]
         aux_ids = self._aux_layer_ids()
+        # Given a list, transformers keeps the hidden states of these indices alone, each at its
+        # own place of `hidden_states`; the other places hold None.
         output = self.target.model(
             input_ids=batch.input_ids[None, :num_tokens],
             position_ids=position_ids,

@@ -14,12 +14,12 @@ namespace specmeta {
 
 // A tile's row.
 struct AcceptRow : TokenSpan {
-  int32_t pivot = 0;  // token_indices: the token whose output is the bonus; below token_begin where the row is empty
+  int32_t last_token = 0;  // the token that was accepted last; below token_begin where the row is empty
   int64_t next = 0;
 };
 
-struct Verdict {
-  int64_t accepted = 0;  // a
+struct Acceptance {
+  int64_t count = 0;  // a
   int64_t rejected = 0;
   int64_t emitted = 0;  // ids in accepted_tokens
   int64_t base = 0;
@@ -38,8 +38,8 @@ SPECMETA_HD bool check_length(const AcceptParams& p, int64_t b, int64_t q, RowCh
   return length >= q;  // q >= 1
 }
 
-SPECMETA_HD Verdict judge(const AcceptParams& p, int64_t b, const TokenSpan& span, RowCheck& check) {
-  Verdict verdict;
+SPECMETA_HD Acceptance verify(const AcceptParams& p, int64_t b, const TokenSpan& span, RowCheck& check) {
+  Acceptance accepted;
   const int64_t most = min64(span.q() - 1, p.max_draft_len);
   int64_t nd = most;
   if (p.num_draft_tokens) {
@@ -55,43 +55,43 @@ SPECMETA_HD Verdict judge(const AcceptParams& p, int64_t b, const TokenSpan& spa
       if (draft < 0 || draft != p.target_tokens.get(base + a)) break;
       ++a;
     }
-    verdict.emitted = a + 1;
-    verdict.next = p.target_tokens.get(base + a);
+    accepted.emitted = a + 1;
+    accepted.next = p.target_tokens.get(base + a);
   } else {
     int64_t v = 0;
     while (v <= nd) {
       const int64_t id = p.sampled_tokens.get(b, v);
       if (id < 0 || id >= p.vocab_size) break;
-      verdict.next = id;
+      accepted.next = id;
       ++v;
     }
     a = max64(v - 1, 0);
-    verdict.emitted = v;
-    if (v == 0) verdict.next = p.pad_token;
+    accepted.emitted = v;
+    if (v == 0) accepted.next = p.pad_token;
   }
-  verdict.accepted = a;
-  verdict.rejected = nd - a;
-  verdict.base = base;
-  return verdict;
+  accepted.count = a;
+  accepted.rejected = nd - a;
+  accepted.base = base;
+  return accepted;
 }
 
 // Moves the slot's state (its length is given then).
-SPECMETA_HD void commit(const AcceptParams& p, int64_t length, RowCheck& check, Verdict& verdict) {
+SPECMETA_HD void commit(const AcceptParams& p, int64_t length, RowCheck& check, Acceptance& accepted) {
   const int64_t s = check.slot;
-  const int64_t committed = length - verdict.rejected;
+  const int64_t committed = length - accepted.rejected;
   const int64_t ledger = p.tokens.width;
   if (committed < p.known_lens[s]) {  // a chunk of a longer prompt: the next token is known already
     p.committed_lens[s] = saturate32(committed);
-    verdict.emitted = 0;
-    verdict.next = committed < ledger ? p.tokens.get(s, committed) : p.pad_token;
+    accepted.emitted = 0;
+    accepted.next = committed < ledger ? p.tokens.get(s, committed) : p.pad_token;
     if (committed >= ledger) check.faults |= kOverflow;
-  } else if (verdict.emitted == 0) {  // void: the step can be tried again
+  } else if (accepted.emitted == 0) {  // void: the step can be tried again
     check.faults |= kBadCount;
   } else {
     p.committed_lens[s] = saturate32(committed);
     p.known_lens[s] = saturate32(min64(committed + 1, ledger));
     if (committed < ledger) {
-      p.tokens.set(s, committed, verdict.next);
+      p.tokens.set(s, committed, accepted.next);
     } else {
       check.faults |= kOverflow;
     }
@@ -116,38 +116,39 @@ SPECMETA_HD void accept(Cta& cta, const AcceptParams& p) {
     int64_t length = 0;
     const bool empty = !check.alive || row.q() == 0 || !check_length(p, b, row.q(), check, length);
 
-    Verdict verdict;
-    verdict.next = p.pad_token;
+    Acceptance accepted;
+    accepted.next = p.pad_token;
     if (!empty) {
-      verdict = judge(p, b, row, check);
+      accepted = verify(p, b, row, check);
       if (p.committed_lens) {
-        commit(p, length, check, verdict);
-      } else if (verdict.emitted == 0) {
+        commit(p, length, check, accepted);
+      } else if (accepted.emitted == 0) {
         check.faults |= kBadCount;
       }
     }
-    row.next = verdict.next;
-    row.pivot = empty ? row.token_begin - 1 : saturate32(verdict.base + verdict.accepted);
+    row.next = accepted.next;
+    row.last_token = empty ? row.token_begin - 1 : saturate32(accepted.base + accepted.count);
     report(cta, p.rows, check);
 
     if (b < p.rows.batch) {
-      if (p.num_accepted) p.num_accepted.set(b, verdict.accepted);
-      if (p.num_rejected) p.num_rejected[b] = saturate32(verdict.rejected);
-      if (p.next_tokens) p.next_tokens.set(b, verdict.next);
+      if (p.num_accepted) p.num_accepted.set(b, accepted.count);
+      if (p.num_rejected) p.num_rejected[b] = saturate32(accepted.rejected);
+      if (p.next_tokens) p.next_tokens.set(b, accepted.next);
       if (p.token_indices) {
         const int64_t begin = p.rows.cu_seqlens_q ? p.rows.cu_seqlens_q[b] : b;
-        p.token_indices[b] = saturate32(empty ? clamp64(begin, 0, max64(p.rows.tokens - 1, 0)) : row.pivot);
+        p.token_indices[b] = saturate32(empty ? clamp64(begin, 0, max64(p.rows.tokens - 1, 0)) : row.last_token);
       }
-      if (p.last_position_ids) p.last_position_ids.set(b, empty ? 0 : p.position_ids.get(row.pivot));
+      if (p.last_position_ids) p.last_position_ids.set(b, empty ? 0 : p.position_ids.get(row.last_token));
       for (int64_t i = 0; p.accepted_tokens && i < p.accepted_tokens.width; ++i) {
-        p.accepted_tokens.set(b, i, i < verdict.emitted ? emitted_token(p, b, verdict.base, i) : -1);
+        p.accepted_tokens.set(b, i, i < accepted.emitted ? emitted_token(p, b, accepted.base, i) : -1);
       }
     }
     if (p.draft_input_ids) {
       cta.tile()[cta.rank()] = row;
       cta.sync();
       ranges.for_tokens(cta, [&](int64_t t, const AcceptRow& r) {
-        p.draft_input_ids.set(t, t < r.pivot ? p.input_ids.get(t + 1) : (t == r.pivot ? r.next : p.pad_token));
+        p.draft_input_ids.set(t,
+                              t < r.last_token ? p.input_ids.get(t + 1) : (t == r.last_token ? r.next : p.pad_token));
       });
       cta.sync();  // the tile is read until here
     }

@@ -11,8 +11,8 @@
 
 namespace specmeta {
 
-// The row's new length, 0 where it is empty; `shift` is what its positions move by.
-SPECMETA_HD int64_t advance_row(const AdvanceParams& p, int64_t b, RowCheck& check, LayoutRow& row, int64_t& shift) {
+// The row's new length, 0 where it is empty.
+SPECMETA_HD int64_t advance_row(const AdvanceParams& p, int64_t b, RowCheck& check, LayoutRow& row) {
   const int64_t old_len = p.seq_lens.get_count(b);
   if (old_len < 0) check.faults |= kBadCount;
   if (old_len <= 0) return 0;
@@ -28,7 +28,7 @@ SPECMETA_HD int64_t advance_row(const AdvanceParams& p, int64_t b, RowCheck& che
       count = clamp64(count, 0, p.max_accepted);
     }
     increment = count + p.seq_len_bias;
-    shift = count + p.position_bias;
+    row.shift = count + p.position_bias;
   } else if (k != -1) {
     check.faults |= kBadSlot;
   }
@@ -57,12 +57,12 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
     RowCheck check = check_slot(p.rows, b, live);
     LayoutRow row;
     ranges.locate(cta, first, b, check, row);
-    if (check.alive) row.seq_len = static_cast<int32_t>(advance_row(p, b, check, row, row.aux));
+    if (check.alive) row.seq_len = static_cast<int32_t>(advance_row(p, b, check, row));
     layout.place(cta, first, b, check, row);
     if (positions || p.layout.slot_mapping) {
       ranges.for_tokens(cta, [&](int64_t t, const LayoutRow& r) {
         if (positions) {
-          const int64_t moved = clamp64(p.position_ids.get(t), -kPositionLimit, kPositionLimit) + r.aux;
+          const int64_t moved = clamp64(p.position_ids.get(t), -kPositionLimit, kPositionLimit) + r.shift;
           positions.set(t, r.seq_len > 0 ? clamp64(moved, 0, p.pages.max_seq_len - 1) : 0);
         }
         layout.write_slot(cta, t, r);

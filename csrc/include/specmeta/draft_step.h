@@ -1,9 +1,13 @@
 // draft_step: record draft k in the ledger, and give each row the next position of the draft loop.
 //
+// clang-format off
 //   kept = seq_lens[b] - num_rejected[b]
-//   known_lens[s] + draft_index == kept + shift:  tokens[s, known_lens[s] + draft_index] = draft_tokens[b];
-//   num_drafts[s] = draft_index + 1 written_lens[s] = kept unless last:  seq_lens[b] = kept + 1;  position_ids[b] += 1;
-//   input_ids[b] = draft_tokens[b];  and the layout that follows
+//   known_lens[s] + draft_index == kept + shift:  tokens[s, known_lens[s] + draft_index] = draft_tokens[b]
+//                                                 num_drafts[s] = draft_index + 1;  written_lens[s] = kept
+//   otherwise (the middle of a prompt):           written_lens[s] = kept - draft_index
+//   unless last:  seq_lens[b] = kept + 1;  position_ids[b] += 1;  input_ids[b] = draft_tokens[b]
+//                 and the layout that follows
+// clang-format on
 #pragma once
 
 #include "specmeta/layout.h"

@@ -13,7 +13,8 @@ struct LayoutRow : TokenSpan {
   int64_t kv_begin = 0;            // the first of them
   const int32_t* pages = nullptr;  // the allocation
   int32_t status_at = 0;
-  int64_t aux = 0;  // the operation's own
+  int32_t slot = 0;   // in stage
+  int64_t shift = 0;  // in advance: what the row's positions move by
 
   SPECMETA_HD int64_t cache_index(int64_t t) const { return int64_t{seq_len} - token_end + t; }
 };
@@ -68,14 +69,12 @@ class LayoutWriter {
     }
     if (out_.block_table) {
       // Threads in groups of a power of two, no wider than the table needs: a group takes a row.
-      int64_t group = 1;
-      int64_t num_groups = cta.size();
-      while (group < out_.block_table.width && num_groups > 1) {
-        group *= 2;
-        num_groups /= 2;
-      }
+      int log2 = 0;
+      while ((int64_t{1} << log2) < out_.block_table.width && (cta.size() >> log2) > 1) ++log2;
+      const int64_t group = int64_t{1} << log2;
+      const int64_t num_groups = cta.size() >> log2;
       const int64_t lane = cta.rank() & (group - 1);
-      for (int64_t r = (cta.rank() - lane) / group; r < num_rows && cta.rank() < group * num_groups; r += num_groups) {
+      for (int64_t r = cta.rank() >> log2; r < num_rows && cta.rank() < group * num_groups; r += num_groups) {
         const LayoutRow row = tile[r];
         int32_t* to = out_.block_table.row(first + r);
         for (int64_t k = lane; k < out_.block_table.width; k += group) {

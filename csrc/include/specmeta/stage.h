@@ -28,7 +28,7 @@ SPECMETA_HD StagePlan stage_row(const StageParams& p, int64_t b, RowCheck& check
   StagePlan plan;
   int64_t cached = p.committed_lens[s];
   if (p.limit_lens) cached = min64(cached, p.limit_lens[s]);
-  const int64_t asked = p.query_lens ? p.query_lens[b] : kInt32Max;
+  const int64_t asked = p.query_lens ? p.query_lens[b] : kCountLimit;
   const int64_t drafts = p.num_drafts ? p.num_drafts[s] : 0;
   if (cached < 0 || asked < 0 || drafts < 0) {
     check.faults |= kBadCount;
@@ -65,7 +65,7 @@ SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
     ranges.assign(cta, first, plan.q, row);
     if (row.q() < plan.q) check.faults |= kOverflow;
     row.seq_len = row.q() > 0 ? static_cast<int32_t>(plan.cached + row.q()) : 0;
-    row.aux = check.slot;
+    row.slot = saturate32(check.slot);
     layout.place(cta, first, b, check, row);
     if (b < p.rows.batch) {
       if (p.cu_seqlens_q) p.cu_seqlens_q[b + 1] = row.token_end;
@@ -78,7 +78,7 @@ SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
         const bool empty = r.seq_len == 0;
         const int64_t index = r.cache_index(t);
         if (p.position_ids) p.position_ids.set(t, empty ? 0 : index);
-        if (p.input_ids) p.input_ids.set(t, empty ? p.pad_token : p.tokens.get(r.aux, index));
+        if (p.input_ids) p.input_ids.set(t, empty ? p.pad_token : p.tokens.get(r.slot, index));
         layout.write_slot(cta, t, r);
       });
     }

@@ -1,4 +1,4 @@
-#include "params.h"
+#include "from_arguments.h"
 
 namespace specmeta {
 namespace {
