@@ -32,8 +32,8 @@ __all__ = ["Generation", "RequestError", "Text", "generate", "plain_greedy"]
 
 # Prompt tokens a row that one step takes.
 PROMPT_CHUNK = 64
-# What torch says where memory or a size's range isn't enough; a type of its own has a GPU's alone.
-LACK_OF_MEMORY = re.compile("DefaultCPUAllocator|calculation overflowed|Overflow when unpacking")
+# What torch says where the CPU's memory isn't enough: only a GPU's has an error of its own type.
+LACK_OF_MEMORY = re.compile("DefaultCPUAllocator|Storage size calculation overflowed")
 
 
 class RequestError(ValueError):
@@ -194,16 +194,19 @@ def generate(
 
     longest = max(len(t.prompt_ids) for t in texts)
     chunk = min(prompt_chunk, longest)
-    step = OneModelStep(
-        model.target,
-        model.head,
-        rows=len(texts),
-        num_drafts=num_drafts,
-        max_query_len=max(chunk, num_drafts + 1),
-        page_size=page_size,
-        num_pages=pages.num_pages,
-        max_pages=max(counts),
-    )
+    try:
+        step = OneModelStep(
+            model.target,
+            model.head,
+            rows=len(texts),
+            num_drafts=num_drafts,
+            max_query_len=max(chunk, num_drafts + 1),
+            page_size=page_size,
+            num_pages=pages.num_pages,
+            max_pages=max(counts),
+        )
+    except ValueError as error:
+        raise RequestError(f"more than the operations can count: {error}") from error
     for slot, text in enumerate(texts):
         step.batch.assign(slot, text.prompt_ids, owned[slot])
 

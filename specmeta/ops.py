@@ -7,8 +7,12 @@ entries of ``kv_indices``, M the width of ``block_table``, L the width of the le
 row. Two-dimensional tensors may be slices with any row stride; all others are contiguous.
 
 A wrong *value* is never obeyed and is reported in ``status``; a wrong *tensor* (dtype, shape,
-device, layout, shared memory) raises ``RuntimeError`` with the argument, what was expected and
-what came, before anything is written. The rules are those of ``docs/contract.md``.
+device, layout, shared memory) raises ``RuntimeError`` with the argument, what was expected and what
+came, before anything is written. The rules are those of ``docs/contract.md``.
+
+The operators take the arguments of these functions, but for one: an operator has a type for each
+argument, so an integer ``num_rows`` is ``num_rows_int`` there. Writes are not seen by autograd: do
+not let an operation change token ids that a backward pass still needs.
 """
 
 from __future__ import annotations

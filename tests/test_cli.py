@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
-from specmeta import BatchMetadata, cli, models
+from specmeta import BatchMetadata, _library, cli, models
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_one_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_several_prompts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts.txt"
-    file.write_text("second one\n\nthird\n")
+    file.write_bytes(b"second one\n\nthird\n")
     assert run(folder, "--prompt", "first", "--prompts", str(file)) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -56,18 +57,43 @@ def test_several_prompts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert re.search(r"tokens +│ +36 ", out)
 
 
-def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(folder, "--prompt", "hello", "--prompt", "world", "-k", "3", "--json") == 0
+def test_lines_of_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\ufeffone\x0cpage\r\n \r\ntwo\u2028lines\rhere\n\x85last".encode())
+    assert run(folder, "--prompts", str(file), "-k", "0", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    prompts = [text["prompt"] for text in report["texts"]]
+    assert prompts == ["one\x0cpage", "two\u2028lines\rhere", "\x85last"]
+
+
+def test_json(folder: Path, capsys: pytest.CaptureFixture[str], device: str) -> None:
+    arguments = ["--prompt", "hello", "--prompt", "world", "-k", "3", "--json", "--device", device]
+    assert run(folder, *arguments) == 0
     out, err = capsys.readouterr()
     assert err == ""
     report = json.loads(out)
     assert [text["prompt"] for text in report["texts"]] == ["hello", "world"]
     assert [len(text["token_ids"]) for text in report["texts"]] == [12, 12]
     assert report["identical"] is True
+    assert report["device"] == device
     assert report["tokens"] == 24
     assert len(report["accepted"]) == len(report["drafted"]) == report["num_drafts"] == 3
     assert report["tokens_per_second"] > 0
     assert report["tokens_per_second_without_speculation"] > 0
+
+
+def test_threads_are_torchs_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    arguments = ["generate", "--model", str(folder), "--prompt", "a", "--max-new-tokens", "2"]
+    assert cli.main([*arguments, "--json"]) == 0
+    assert chosen == []
+    assert json.loads(capsys.readouterr().out)["threads"] == 77
+    assert cli.main([*arguments, "--json", "--threads", "1"]) == 0
+    assert chosen == [1]
 
 
 def test_without_drafts_no_head_is_needed(
@@ -105,13 +131,22 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "empty prompt": (["--prompt", ""], "a prompt is empty"),
     "missing file": (["--prompts", "missing.txt"], "missing.txt"),
     "long prompt": (["--prompt", "a" * 200], "the model has 160 positions"),
-    "small cache": (["--prompt", "hello", "--max-pages", "1"], "the cache is too small"),
-    "drafts": (["--prompt", "a", "-k", "-1"], "drafts: expected at least 0, got -1"),
+    "not Unicode": (["--prompt", "a\udcff"], "a prompt isn't valid Unicode"),
+    "drafts": (["--prompt", "a", "-k", "160"], "drafts: expected 0 .. 159, got 160"),
     "not a number": (["--prompt", "a", "-k", "x"], "invalid int value: 'x'"),
     "new tokens": (["--prompt", "a", "--max-new-tokens", "0"], "new tokens"),
-    "page size": (["--prompt", "a", "--page-size", "0"], "page size"),
-    "threads": (["--prompt", "a", "--threads", "0"], "threads"),
-    "device": (["--prompt", "a", "--device", "abacus"], "device"),
+    "page size": (["--prompt", "a", "--page-size", "161"], "page size: expected 1 .. 160"),
+    "no threads": (["--prompt", "a", "--threads", "0"], "threads: expected 1 .. "),
+    "threads": (
+        ["--prompt", "a", "--threads", str(10**9)],
+        f"threads: expected 1 .. {os.cpu_count()}, got 1000000000",
+    ),
+    "device": (
+        ["--prompt", "a", "--device", "abacus"],
+        "device: expected cpu, cuda or cuda:N, got 'abacus'",
+    ),
+    "meta": (["--prompt", "a", "--device", "meta"], "device: expected cpu, cuda or cuda:N"),
+    "cpu:0": (["--prompt", "a", "--device", "cpu:0"], "device: expected cpu, cuda or cuda:N"),
     "dtype": (["--prompt", "a", "--dtype", "fp8"], "invalid choice: 'fp8'"),
     "model": (["--prompt", "a", "--model", "bronte"], "no model 'bronte': expected a directory"),
     "draft": (["--prompt", "a", "--draft", "nowhere"], "nowhere"),
@@ -130,6 +165,56 @@ def test_bad_input_is_one_line(
     assert message in err
     assert err.startswith("specmeta generate: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("torch_cuda", "gpus", "kernels", "message"),
+    [
+        (None, 0, "13.0", "cuda:1: this torch has no CUDA"),
+        ("13.0", 0, "13.0", "cuda:1: GPUs that torch can use: 0"),
+        ("13.0", 1, "13.0", "cuda:1: GPUs that torch can use: 1"),
+        ("13.0", 2, "", "cuda:1: the library has no CUDA kernels: SPECMETA_CUDA=1 make build"),
+    ],
+)
+def test_cuda_that_cannot_be_used(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    torch_cuda: str | None,
+    gpus: int,
+    kernels: str,
+    message: str,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(_library, "build_info", lambda: _library.BuildInfo("gcc", kernels, ""))
+    with pytest.raises(SystemExit) as exit_:
+        run(folder, "--prompt", "a", "--device", "cuda:1")
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.startswith(f"specmeta generate: device: {message}")
+
+
+def test_a_file_that_is_not_text(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"caf\xe9\n")
+    with pytest.raises(SystemExit) as exit_:
+        run(folder, "--prompts", str(file))
+    assert exit_.value.code == 2
+    assert f"{file}: 'utf-8' codec" in capsys.readouterr().err
+
+
+def test_undecodable_bytes(folder: Path) -> None:
+    command = [sys.executable, "-m", "specmeta", "generate", "--model", str(folder), "--prompt"]
+    result = subprocess.run([*command, b"caf\xe9"], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert re.fullmatch("specmeta generate: a prompt isn't valid Unicode: .*\n", result.stderr)
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["doctor"])
+    assert capsys.readouterr().out.startswith("specmeta ")
 
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,6 +251,12 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(config | changes))
 
 
+def edit_layer(folder: Path, **changes: Any) -> None:
+    path = folder / "draft/config.json"
+    layer = json.loads(path.read_text())["transformer_layer_config"]
+    edit(path, transformer_layer_config=layer | changes)
+
+
 def edit_weights(path: Path, change: Any) -> None:
     tensors = load_file(path)
     change(tensors)
@@ -184,6 +275,27 @@ BAD_MODELS: dict[str, tuple[Any, str]] = {
     ),
     "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
     "broken config": (lambda f: (f / "config.json").write_text("{"), "no config.json that can"),
+    "deep config": (
+        lambda f: (f / "config.json").write_text("[" * 100_000),
+        "no config.json that can be read: RecursionError",
+    ),
+    "config's types": (lambda f: edit(f / "config.json", hidden_size="x"), "'hidden_size'"),
+    "no heads": (lambda f: edit(f / "config.json", num_attention_heads=0), "ZeroDivisionError"),
+    "activation": (lambda f: edit(f / "config.json", hidden_act="x"), "KeyError: 'x'"),
+    "dtype": (lambda f: edit(f / "config.json", dtype="float99"), "AttributeError: .*'float99'"),
+    "broken generation config": (
+        lambda f: (f / "generation_config.json").write_text("{"),
+        "generation_config.json",
+    ),
+    "generation config": (lambda f: (f / "generation_config.json").write_text("[]"), "TypeError"),
+    "end": (
+        lambda f: edit(f / "generation_config.json", eos_token_id="x"),
+        "eos_token_id: expected an id or a list of ids, got 'x'",
+    ),
+    "ends": (
+        lambda f: edit(f / "generation_config.json", eos_token_id=[1, True]),
+        r"eos_token_id: expected an id or a list of ids, got \[1, True\]",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights in safetensors"),
     "pickled": (pickle_weights, "pytorch_model.bin is pickled and isn't read"),
     "missing weights": (
@@ -203,6 +315,19 @@ BAD_MODELS: dict[str, tuple[Any, str]] = {
         "rope_type: expected one of .*, got 'dynamic'",
     ),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer"),
+    "broken tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text("{}"),
+        "no tokenizer: KeyError: ",
+    ),
+    "another's tokenizer": (
+        lambda f: tiny_models.tokenizer(tiny_models.LETTERS + "!").save_pretrained(f),
+        "the tokenizer doesn't fit the model: expected ids below 29, got 29",
+    ),
+    "head's activation": (lambda f: edit_layer(f, hidden_act="x"), "draft head: .*: KeyError: 'x'"),
+    "broken head": (
+        lambda f: (f / "draft/model.safetensors").write_bytes(b"x" * 99),
+        "draft head: .*SafetensorError",
+    ),
     "no head config": (lambda f: (f / "draft/config.json").unlink(), "draft.config.json"),
     "pickled head": (lambda f: pickle_weights(f / "draft"), "safetensors only"),
     "head's shapes": (
@@ -229,8 +354,59 @@ def test_models_that_cannot_be_used(folder: Path, tmp_path: Path, spoil: Any, me
     copy = tmp_path / "model"
     shutil.copytree(folder, copy)
     spoil(copy)
-    with pytest.raises(models.ModelError, match=message):
+    with pytest.raises(models.ModelError, match=message) as error:
         models.load(str(copy))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("transformer_layer_config", [], "expected an object, got []"),
+        ("transformer_layer_config", None, "expected an object, got None"),
+        ("speculators_config", 3, "expected an object, got 3"),
+        ("eagle_config", "x", "expected an object, got 'x'"),
+        ("draft_vocab_size", "x", "expected a positive integer, got 'x'"),
+        ("draft_vocab_size", 0, "expected a positive integer, got 0"),
+        ("draft_vocab_size", 2.0, "expected a positive integer, got 2.0"),
+        ("target_hidden_size", True, "expected a positive integer, got True"),
+        ("eagle_aux_hidden_state_layer_ids", 3, "expected a list of integers, got 3"),
+        ("eagle_aux_hidden_state_layer_ids", [0, "1"], "expected a list of integers, got [0, '1']"),
+        ("hidden_size", None, "expected a positive integer, got None"),
+        ("model_type", "mistral", "expected 'llama', got 'mistral'"),
+        ("num_hidden_layers", 2, "expected 1, got 2"),
+        ("proposal_methods", [1], "expected a list of objects, got [1]"),
+        ("architectures", "x", "expected a list of strings, got 'x'"),
+    ],
+)
+def test_a_heads_config(
+    folder: Path, tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    config = json.loads((folder / "draft/config.json").read_text())
+    owners = {
+        "hidden_size": config["transformer_layer_config"],
+        "model_type": config["transformer_layer_config"],
+        "num_hidden_layers": config["transformer_layer_config"],
+        "proposal_methods": config["speculators_config"],
+        "architectures": config["speculators_config"]["verifier"],
+    }
+    owners.get(key, config)[key] = value
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    with pytest.raises(models.ModelError) as error:
+        models.load(str(folder), str(tmp_path))
+    assert str(error.value).endswith(f"{file}: {key}: {message}")
+
+
+def test_a_heads_config_is_an_object(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(models.ModelError, match=r"config.json: expected an object, got \[\]"):
+        models.load(str(folder), str(tmp_path))
+
+
+def test_a_name_that_cannot_be_a_path() -> None:
+    with pytest.raises(models.ModelError, match="File name too long"):
+        models.load("x" * 5000)
 
 
 @pytest.mark.parametrize(

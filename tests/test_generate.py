@@ -16,17 +16,21 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from specmeta import BatchMetadata, models
 from specmeta.generate import Generation, RequestError, generate, plain_greedy
 from specmeta.graph import capture
+from specmeta.serving import one_model
 from specmeta.serving.attention import ATTENTION_NAME
 from specmeta.serving.one_model import OneModelStep
 
 # One token, one more than a chunk of 4, several chunks, a chunk to the token.
 PROMPTS = ["q", "hello", "the quick brown fox jumps", "twelve chars"]
 NEW_TOKENS = 24
+# For what no device can change.
+cpu_only = pytest.mark.parametrize("device", ["cpu"], scope="session")
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> models.Model:
-    return models.load(str(tiny_models.save(tmp_path_factory.mktemp("tiny"))))
+def tiny(tmp_path_factory: pytest.TempPathFactory, device: str) -> models.Model:
+    folder = tiny_models.save(tmp_path_factory.mktemp("tiny"))
+    return models.load(str(folder), device=device)
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +43,13 @@ def expected(tiny: models.Model) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def lucky(tiny: models.Model, expected: list[list[int]]) -> models.Model:
     """The tiny model with a head of which many drafts stand."""
-    head: Any = tiny_models.BigramHead(expected)
+    head: Any = tiny_models.BigramHead(expected).to(tiny.target.device)
     return models.Model(tiny.name, tiny.target, head, tiny.tokenizer, tiny.end_ids)
 
 
 @pytest.fixture(scope="module")
-def austen() -> models.Model:
-    return models.load("austen")
+def austen(device: str) -> models.Model:
+    return models.load("austen", device=device)
 
 
 def ids(generation: Generation) -> list[list[int]]:
@@ -79,6 +83,7 @@ def test_equals_transformers(
         assert result.tokens_per_pass > 1.2
 
 
+@cpu_only
 def test_equals_generate_batch(tiny: models.Model, lucky: models.Model) -> None:
     result = generate(lucky, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=3, prompt_chunk=4)
     tiny.target.set_attn_implementation("sdpa")
@@ -113,23 +118,44 @@ def test_prompts_in_chunks(
     assert ids(result) == expected
 
 
+@pytest.mark.parametrize("num_drafts", range(5))
 def test_captured_equals_eager(
-    lucky: models.Model, tiny: models.Model, expected: list[list[int]]
+    lucky: models.Model, tiny: models.Model, expected: list[list[int]], num_drafts: int
 ) -> None:
     for model in (tiny, lucky):
-        for num_drafts in (0, 2):
-            settings: dict[str, Any] = {
-                "max_new_tokens": NEW_TOKENS,
-                "num_drafts": num_drafts,
-                "prompt_chunk": 5,
-            }
-            eager = generate(model, PROMPTS, captured=False, **settings)
-            replayed = generate(model, PROMPTS, captured=True, **settings)
-            assert ids(eager) == ids(replayed) == expected
-            assert eager.accepted == replayed.accepted
-            assert eager.steps == replayed.steps
+        settings: dict[str, Any] = {
+            "max_new_tokens": NEW_TOKENS,
+            "num_drafts": num_drafts,
+            "prompt_chunk": 5,
+        }
+        eager = generate(model, PROMPTS, captured=False, **settings)
+        replayed = generate(model, PROMPTS, captured=True, **settings)
+        assert ids(eager) == ids(replayed) == expected
+        assert eager.accepted == replayed.accepted
+        assert eager.steps == replayed.steps
 
 
+@pytest.mark.parametrize("device", ["cuda"], scope="session")
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("num_drafts", range(5))
+def test_on_a_stream_of_its_own(
+    lucky: models.Model, expected: list[list[int]], num_drafts: int, captured: bool
+) -> None:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        result = generate(
+            lucky,
+            PROMPTS,
+            max_new_tokens=NEW_TOKENS,
+            num_drafts=num_drafts,
+            prompt_chunk=5,
+            captured=captured,
+        )
+    assert ids(result) == expected
+
+
+@cpu_only
 def test_end_tokens(lucky: models.Model, expected: list[list[int]]) -> None:
     # Every token that occurs takes its turn as the end token, so that it falls on each place of
     # a draft; where it does, the device has committed tokens behind it.
@@ -149,6 +175,7 @@ def test_end_tokens(lucky: models.Model, expected: list[list[int]]) -> None:
     assert accepted_with_end > 3
 
 
+@cpu_only
 def test_transformers_ends_there_too(tmp_path: Path, expected: list[list[int]]) -> None:
     end = expected[2][7]
     model = models.load(str(tiny_models.save(tmp_path, end=end)))
@@ -166,6 +193,7 @@ def test_at_the_models_last_position(lucky: models.Model, tiny: models.Model) ->
         assert ids(result) == plain_greedy(model, result, max_new_tokens=9)
 
 
+@cpu_only
 def test_text_comes_in_pieces(lucky: models.Model) -> None:
     pieces = [""] * len(PROMPTS)
 
@@ -180,6 +208,7 @@ def test_text_comes_in_pieces(lucky: models.Model) -> None:
     assert [len(piece) for piece in pieces] == [NEW_TOKENS] * len(PROMPTS)  # one a character
 
 
+@cpu_only
 def test_counts(lucky: models.Model) -> None:
     result = generate(lucky, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=3, captured=False)
     assert result.num_tokens == NEW_TOKENS * len(PROMPTS)
@@ -222,6 +251,7 @@ def make_step(model: models.Model, *, num_drafts: int, rows: int = 2) -> OneMode
     return step
 
 
+@cpu_only
 @pytest.mark.parametrize("num_drafts", range(6))
 def test_k_plus_2_launches_a_step(tiny: models.Model, num_drafts: int) -> None:
     step = make_step(tiny, num_drafts=num_drafts)
@@ -231,12 +261,14 @@ def test_k_plus_2_launches_a_step(tiny: models.Model, num_drafts: int) -> None:
         step.run(8)
     assert operations.names == expected
     trace = capture(lambda: step.run(num_drafts + 1), num_rows=step.batch.num_rows).trace
+    assert trace is not None
     targets = [str(node.target) for node in trace.graph.nodes]
     assert [t.split(".")[1] for t in targets if t.startswith("specmeta.")] == expected
 
 
-def test_without_rows_nothing_changes(tiny: models.Model) -> None:
-    step = make_step(tiny, num_drafts=2)
+@pytest.mark.parametrize("num_drafts", [2, 4])
+def test_without_rows_nothing_changes(tiny: models.Model, num_drafts: int) -> None:
+    step = make_step(tiny, num_drafts=num_drafts)
     batch = step.batch
     by_slot = [
         batch.tokens,
@@ -258,7 +290,7 @@ def test_without_rows_nothing_changes(tiny: models.Model) -> None:
         step.run(8)
         batch.num_rows.zero_()
         before = [tensor.clone() for tensor in by_slot + caches]
-        step.run(3)
+        step.run(num_drafts + 1)
     for tensor, old in zip(by_slot, before, strict=False):
         assert torch.equal(tensor, old)
     for tensor, old in zip(caches, before[len(by_slot) :], strict=True):
@@ -270,7 +302,7 @@ def draft_without_pages(model: models.Model, tokens: list[int], count: int) -> l
     """Draft after `tokens` as the EAGLE-3 paper says, with no cache and no paging."""
     head, target = model.head, model.target
     assert head is not None
-    ids = torch.tensor([tokens])
+    ids = torch.tensor([tokens], device=target.device)
     aux_ids = head.config.aux_layer_ids
     assert aux_ids is not None
     states = target.model(ids[:, :-1], use_cache=False, output_hidden_states=True).hidden_states
@@ -278,7 +310,7 @@ def draft_without_pages(model: models.Model, tokens: list[int], count: int) -> l
     drafts: list[int] = []
     inputs = ids[:, 1:]
     for _ in range(count):
-        positions = torch.arange(inputs.shape[1])[None]
+        positions = torch.arange(inputs.shape[1], device=target.device)[None]
         output = head(head.embed_tokens(inputs), hidden, positions)
         draft = head.to_target_ids(head.logits(output[:, -1]).argmax(-1))
         drafts.append(int(draft))
@@ -327,28 +359,93 @@ def test_every_draft_is_the_heads_own(
     assert step.batch.status.tolist() == [0, 0, 0]
 
 
-BAD_REQUESTS: dict[str, tuple[list[str], dict[str, Any], str]] = {
+BAD_REQUESTS: dict[str, tuple[list[str] | str, dict[str, Any], str]] = {
+    "a text": ("text", {}, "prompts: expected a list of them, got the text 'text'"),
     "nothing": ([], {}, "no prompts"),
     "empty": (["a", ""], {}, "a prompt is empty"),
     "long": (["a" * 150], {}, "150 tokens and 24 new ones: the model has 160 positions"),
-    "no tokens": (["a"], {"max_new_tokens": 0}, "new tokens: expected at least 1, got 0"),
-    "drafts": (["a"], {"num_drafts": -1}, "drafts: expected at least 0, got -1"),
-    "page": (["a"], {"page_size": 0}, "page size"),
-    "pages": (["a"], {"max_pages": 2}, "need 3 pages of 16 tokens, the cache has 2"),
-    "none": (["a"], {"max_pages": 0}, "pages of the cache: expected at least 1, got 0"),
+    "not Unicode": (["a\udcff"], {}, "a prompt isn't valid Unicode: .* position 1: surrogates"),
+    "no tokens": (["a"], {"max_new_tokens": 0}, r"new tokens: expected 1 \.\. 160, got 0"),
+    "tokens": (["a"], {"max_new_tokens": 161}, r"new tokens: expected 1 \.\. 160, got 161"),
+    "less than no drafts": (["a"], {"num_drafts": -1}, r"drafts: expected 0 \.\. 159, got -1"),
+    "drafts": (["a"], {"num_drafts": 160}, r"drafts: expected 0 \.\. 159, got 160"),
+    "no page": (["a"], {"page_size": 0}, r"page size: expected 1 \.\. 160, got 0"),
+    "page": (["a"], {"page_size": 161}, r"page size: expected 1 \.\. 160, got 161"),
+    "chunk": (["a"], {"prompt_chunk": 0}, "prompt chunk: expected at least 1, got 0"),
 }
 
 
+@cpu_only
 @pytest.mark.parametrize(
     ("prompts", "settings", "message"), BAD_REQUESTS.values(), ids=BAD_REQUESTS.keys()
 )
 def test_bad_requests(
-    tiny: models.Model, prompts: list[str], settings: dict[str, Any], message: str
+    tiny: models.Model, prompts: list[str] | str, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RequestError, match=message):
         generate(tiny, prompts, **{"max_new_tokens": NEW_TOKENS} | settings)
 
 
+@cpu_only
+def test_the_most_drafts(tiny: models.Model) -> None:
+    result = generate(tiny, ["a"], max_new_tokens=3, num_drafts=159, captured=False)
+    assert ids(result) == plain_greedy(tiny, result, max_new_tokens=3)
+
+
+@cpu_only
+def test_a_tokenizer_of_another_model(tiny: models.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny.target.config, "vocab_size", 20)
+    assert generate(tiny, ["abc"], max_new_tokens=1, num_drafts=0).num_tokens == 1
+    with pytest.raises(RequestError, match="doesn't fit the model: expected ids below 20, got 25"):
+        generate(tiny, ["abcz"], num_drafts=0)
+
+
+@pytest.mark.parametrize("shape", [(2**51,), (2**61, 8)])  # no machine has an address for it
+def test_lack_of_memory(
+    tiny: models.Model, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    def allocate(*_: object, device: torch.device, **__: object) -> torch.Tensor:
+        return torch.zeros(shape, device=device)
+
+    monkeypatch.setattr(one_model, "KVCache", allocate)
+    with pytest.raises(RequestError, match="not enough memory for these prompts and settings: "):
+        generate(tiny, ["a"])
+
+
+@cpu_only
+@pytest.mark.parametrize(
+    ("positions", "page_size", "message"),
+    [
+        (2**50, 1, "not enough memory .*: MemoryError"),
+        (2**70, 1, "not enough memory .*: Python int too large"),
+        (2**50, 2**49, "more than the operations can count: page_size: .* got 562949953421312"),
+    ],
+)
+def test_models_without_end(
+    tiny: models.Model,
+    monkeypatch: pytest.MonkeyPatch,
+    positions: int,
+    page_size: int,
+    message: str,
+) -> None:
+    monkeypatch.setattr(tiny.target.config, "max_position_embeddings", positions)
+    with pytest.raises(RequestError, match=message):
+        generate(tiny, ["a"], max_new_tokens=positions - 1, page_size=page_size)
+
+
+@cpu_only
+def test_other_errors_stay_what_they_are(
+    tiny: models.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(BatchMetadata, "accept_greedy", fail)
+    with pytest.raises(RuntimeError, match=r"^a fault$"):
+        generate(tiny, ["a"], captured=False)
+
+
+@cpu_only
 def test_no_head(tiny: models.Model) -> None:
     model = models.Model("tiny", tiny.target, None, tiny.tokenizer, tiny.end_ids)
     with pytest.raises(RequestError, match="tiny has no draft head: name one, or use 0 drafts"):
@@ -372,6 +469,7 @@ def test_austen(austen: models.Model) -> None:
     assert result.tokens_per_pass >= 2.0
 
 
+@cpu_only
 @pytest.mark.parametrize("captured", [False, True])
 def test_without_the_update_text_and_acceptance_collapse(
     austen: models.Model, monkeypatch: pytest.MonkeyPatch, captured: bool
@@ -384,6 +482,7 @@ def test_without_the_update_text_and_acceptance_collapse(
     assert wrong.tokens_per_pass < 0.75 * right.tokens_per_pass
 
 
+@cpu_only
 def test_without_the_rewind_acceptance_drops_and_the_text_stands(
     austen: models.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,9 +94,9 @@ class BigramHead(nn.Module):
         return draft_ids
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer(characters: str = LETTERS) -> PreTrainedTokenizerFast:
     """One token a character."""
-    vocab = {letter: i for i, letter in enumerate(LETTERS)}
+    vocab = {character: i for i, character in enumerate(characters)}
     letters = Tokenizer(models.WordLevel(vocab, unk_token=" "))
     letters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     letters.decoder = decoders.Fuse()
