@@ -82,8 +82,8 @@ def generate(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     try:
         prompts = _read_prompts(args)
-        device = _device(args.device)
         _check_threads(args.threads)
+        device = _device(args.device)
     except (OSError, ValueError) as error:
         parser.error(str(error))
 
@@ -132,7 +132,14 @@ def _generate_parser() -> argparse.ArgumentParser:
     add("--model", default="austen", help=f"a Llama's directory, or austen, built in {default}")
     add("--draft", metavar="DIR", help="the EAGLE-3 head (default: MODEL/draft)")
     add("--max-new-tokens", type=int, default=64, metavar="N", help=f"a prompt {default}")
-    add("-k", "--num-drafts", type=int, default=4, metavar="K", help=f"drafts a step {default}")
+    add(
+        "-k",
+        "--num-drafts",
+        type=int,
+        default=4,
+        metavar="K",
+        help=f"drafts a step, 0 = none {default}",
+    )
     add("--dtype", choices=DTYPES, default="fp32", help=f"of weights and cache {default}")
     add("--device", default="cpu", help=f"cpu, cuda or cuda:N {default}")
     add("--page-size", type=int, default=16, metavar="N", help=f"tokens a page {default}")
