@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROMPTS := --prompt "It was a fine morning in May, and" --prompt "She had not been long in the room when" \
   --prompt "Mr. Darcy looked at her with" --prompt "The letter which Emma received from her sister"
-DEMO_ARGS ?= --max-new-tokens 128 --threads 1
+DEMO_ARGS ?= --max-new-tokens 128
 SPECMETA_CUDA ?= auto
 BUILT := $(VENV)/.built-$(SPECMETA_CUDA)
 export SPECMETA_CUDA

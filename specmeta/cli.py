@@ -96,8 +96,7 @@ def generate(argv: Sequence[str]) -> int:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads)
     settings = {"max_new_tokens": args.max_new_tokens, "page_size": args.page_size}
     try:
         model = load(
@@ -111,7 +110,7 @@ def generate(argv: Sequence[str]) -> int:
         expected = plain_greedy(model, speculative, max_new_tokens=args.max_new_tokens)
     except (ModelError, RequestError) as error:
         parser.error(str(error))
-    report = _report(args, model, speculative, plain, expected, threads=torch.get_num_threads())
+    report = _report(args, model, speculative, plain, expected)
     if args.json:
         print(json.dumps(report))
     else:
@@ -143,7 +142,8 @@ def _generate_parser() -> argparse.ArgumentParser:
     add("--dtype", choices=DTYPES, default="fp32", help=f"of weights and cache {default}")
     add("--device", default="cpu", help=f"cpu, cuda or cuda:N {default}")
     add("--page-size", type=int, default=16, metavar="N", help=f"tokens a page {default}")
-    add("--threads", type=int, metavar="N", help="threads on the CPU (default: torch's own)")
+    # Where another program runs, two threads wait for each other at every small operation.
+    add("--threads", type=int, default=1, metavar="N", help=f"threads on the CPU {default}")
     add("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
@@ -187,9 +187,9 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _check_threads(threads: int | None) -> None:
+def _check_threads(threads: int) -> None:
     cores = os.cpu_count() or 1
-    if threads is not None and not 1 <= threads <= cores:
+    if not 1 <= threads <= cores:
         raise ValueError(f"threads: expected 1 .. {cores}, got {threads}")
 
 
@@ -232,8 +232,6 @@ def _report(
     speculative: Generation,
     plain: Generation,
     expected: list[list[int]],
-    *,
-    threads: int,
 ) -> dict[str, Any]:
     texts = [
         {
@@ -249,7 +247,7 @@ def _report(
         "model": model.name,
         "device": args.device,
         "dtype": args.dtype,
-        "threads": threads,
+        "threads": args.threads,
         "num_drafts": speculative.num_drafts,
         "page_size": args.page_size,
         "texts": texts,

@@ -82,18 +82,17 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str], device: str) -> 
     assert report["tokens_per_second_without_speculation"] > 0
 
 
-def test_threads_are_torchs_own(
+def test_threads(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    monkeypatch.setattr(cli, "_check_threads", lambda _: None)
     arguments = ["generate", "--model", str(folder), "--prompt", "a", "--max-new-tokens", "2"]
-    assert cli.main([*arguments, "--json"]) == 0
-    assert chosen == []
-    assert json.loads(capsys.readouterr().out)["threads"] == 77
-    assert cli.main([*arguments, "--json", "--threads", "1"]) == 0
-    assert chosen == [1]
+    for options, threads in (([], 1), (["--threads", "3"], 3)):
+        assert cli.main([*arguments, "--json", *options]) == 0
+        assert chosen.pop() == threads
+        assert json.loads(capsys.readouterr().out)["threads"] == threads
 
 
 def test_without_drafts_no_head_is_needed(

@@ -20,7 +20,7 @@ else
   # The packages of .venv by path; specmeta itself is not among them, since .venv has it as an editable install.
   site=$("$root/.venv/bin/python" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent.parent)')
   echo "import sys; sys.path.append('$site')" >"$(echo "$clean"/venv/lib/python*/site-packages)/zz_torch.pth"
-  "$clean/venv/bin/specmeta" generate --prompt "It was a fine morning" --max-new-tokens 8 --threads 1
+  "$clean/venv/bin/specmeta" generate --prompt "It was a fine morning" --max-new-tokens 8
 fi
 "$clean/venv/bin/python" -c "import specmeta; assert specmeta.__file__.startswith('$clean'), specmeta.__file__"
 "$clean/venv/bin/specmeta" doctor
