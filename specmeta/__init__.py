@@ -7,13 +7,7 @@ all of it in one launch, without a host synchronisation.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from specmeta.batch import BatchMetadata
-    from specmeta.ops import accept_greedy, accept_sampled, advance, draft_step, stage
-    from specmeta.status import Status
+from typing import Any
 
 __all__ = [
     "BatchMetadata",
@@ -27,11 +21,16 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+try:
+    from specmeta.batch import BatchMetadata
+    from specmeta.ops import accept_greedy, accept_sampled, advance, draft_step, stage
+    from specmeta.status import Status
+except ImportError as error:
+    # Where the library is missing, `python -m specmeta doctor` must still be able to say so; every
+    # other use raises the same error.
+    _error = error
 
-def __getattr__(name: str) -> Any:
-    # The library is loaded with the first name that needs it, so that `python -m specmeta doctor`
-    # can say what is wrong where it cannot be loaded.
-    if name not in __all__:
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            raise _error
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = {"BatchMetadata": "batch", "Status": "status"}.get(name, "ops")
-    return getattr(import_module(f"{__name__}.{module}"), name)

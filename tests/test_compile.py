@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +48,13 @@ def _results(run: Callable[[dict[str, Tensor]], None], tensors: dict[str, Tensor
 
 def _same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_import_registers_the_operators() -> None:
+    code = "import torch, specmeta; print(torch.ops.specmeta.stage.default)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "specmeta.stage.default"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

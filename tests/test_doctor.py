@@ -45,7 +45,7 @@ def test_without_the_library(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1
     assert "libspecmeta.so is not beside the package: build it with" in done.stdout, done.stderr
-    command = [sys.executable, "-c", "import specmeta; specmeta.advance"]
+    command = [sys.executable, "-c", "import specmeta; specmeta.advance(1, 2, page_size=4)"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "ImportError: specmeta: libspecmeta.so is not beside the package" in done.stderr
 
