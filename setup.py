@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,6 +20,9 @@ class CMakeBuild(build_ext):
         torch = importlib.util.find_spec("torch")
         if torch is None or torch.origin is None:
             raise SystemExit("specmeta: install torch first, then use --no-build-isolation")
+        for tool in ("cmake", "ninja"):
+            if shutil.which(tool) is None:
+                raise SystemExit(f"specmeta: {tool} is missing: pip install cmake ninja")
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = ROOT / "build" / "cmake"
         configure = [

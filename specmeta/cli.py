@@ -1,6 +1,6 @@
 """The command line: ``specmeta COMMAND ...``, also ``python -m specmeta COMMAND ...``.
 
-Exit codes: 0, 1 where a check fails, 2 for bad input.
+Exit codes: 0, 1 where a check fails, 2 for bad input, 130 for an interrupt.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from specmeta import __version__
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _Parser(
         prog="specmeta", description="Metadata of speculative decoding, on the device."
     )
+    parser.add_argument("--version", action="version", version=f"specmeta {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     if parser.parse_args(arguments[:1]).command == "generate":
-        return generate(arguments[1:])
+        try:
+            return generate(arguments[1:])
+        except KeyboardInterrupt:
+            return 130
     # Imported here: torch takes seconds, which bad arguments needn't wait for.
     from specmeta import doctor
 
@@ -87,8 +93,13 @@ def generate(argv: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         parser.error(str(error))
 
+    try:
+        import rich  # noqa: F401
+        import safetensors  # noqa: F401
+        import transformers
+    except ImportError as error:
+        parser.error(f"{error.name} is missing: pip install 'specmeta[generate]'")
     import torch
-    import transformers
 
     from specmeta.generate import RequestError, plain_greedy
     from specmeta.generate import generate as decode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import platform
@@ -56,7 +57,9 @@ def _check_gpu(build: _library.BuildInfo) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; 0 where everything that this machine can use is there."""
-    del argv  # no options
+    argparse.ArgumentParser(
+        prog="specmeta doctor", description="Say what was built, what is missing, how to get it."
+    ).parse_args(argv)
     print(f"specmeta      {specmeta.__version__}")
     print(f"Python        {platform.python_version()} on {platform.machine()}")
     print(f"torch         {torch.__version__} (CUDA {torch.version.cuda or 'none'})")
@@ -74,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"CPU kernels   {'working' if works else 'WRONG RESULTS'}")
     if not works:
         missing.append("the CPU kernels give wrong results: please report this")
-    built = f"built with CUDA {build.cuda} for sm {build.architectures}"
+    architectures = build.architectures.replace("-real", "")
+    built = f"built with CUDA {build.cuda} for sm {architectures}"
     print(f"CUDA kernels  {built if build.cuda else 'not built'}")
     nvcc = shutil.which("nvcc")
     print(f"nvcc          {'found' if nvcc else 'not found'}")

@@ -30,6 +30,8 @@ from specmeta.status import Status
 
 __all__ = ["Generation", "RequestError", "Text", "generate", "plain_greedy"]
 
+# Each draft is a pass of the head inside the captured step.
+MAX_DRAFTS = 64
 # Prompt tokens a row that one step takes.
 PROMPT_CHUNK = 64
 # What torch says where the CPU's memory isn't enough: only a GPU's has an error of its own type.
@@ -153,7 +155,7 @@ def generate(
     max_new_tokens : int
         Most new tokens a prompt; an end token ends a text before.
     num_drafts : int
-        Drafts a step, K >= 0 and less than the model's positions; 0 decodes without the head.
+        Drafts a step, K up to 64 and less than the model's positions; 0 decodes without the head.
     page_size : int
         Tokens a page of the cache, no more than the model's positions.
     prompt_chunk : int
@@ -175,7 +177,7 @@ def generate(
     limit = model.target.config.max_position_embeddings
     for name, value, least, most in (
         ("new tokens", max_new_tokens, 1, limit),
-        ("drafts", num_drafts, 0, limit - 1),
+        ("drafts", num_drafts, 0, min(limit - 1, MAX_DRAFTS)),
         ("page size", page_size, 1, limit),
     ):
         if not least <= value <= most:

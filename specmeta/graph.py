@@ -29,7 +29,14 @@ __all__ = ["CaptureError", "Captured", "capture"]
 _WARM_UPS = 2
 
 # These read memory without going through an operator, where fake tensors would notice.
-_DIRECT_READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+_DIRECT_READS = (
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.__repr__,
+    Tensor.__format__,
+)
 # A constant that the step makes out of Python numbers passes here: it's no state of the step.
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 

@@ -131,7 +131,7 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "missing file": (["--prompts", "missing.txt"], "missing.txt"),
     "long prompt": (["--prompt", "a" * 200], "the model has 160 positions"),
     "not Unicode": (["--prompt", "a\udcff"], "a prompt isn't valid Unicode"),
-    "drafts": (["--prompt", "a", "-k", "160"], "drafts: expected 0 .. 159, got 160"),
+    "drafts": (["--prompt", "a", "-k", "160"], "drafts: expected 0 .. 64, got 160"),
     "not a number": (["--prompt", "a", "-k", "x"], "invalid int value: 'x'"),
     "new tokens": (["--prompt", "a", "--max-new-tokens", "0"], "new tokens"),
     "page size": (["--prompt", "a", "--page-size", "161"], "page size: expected 1 .. 160"),

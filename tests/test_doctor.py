@@ -26,11 +26,11 @@ def test_as_a_command() -> None:
 def test_cuda_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     build = _library.BuildInfo("12.2.0", "13.0.88", "80-real 120")
     monkeypatch.setattr(_library, "build_info", lambda: build)
-    assert doctor.main() == 0
-    assert "CUDA kernels  built with CUDA 13.0.88 for sm 80-real 120" in capsys.readouterr().out
+    assert doctor.main([]) == 0
+    assert "CUDA kernels  built with CUDA 13.0.88 for sm 80 120" in capsys.readouterr().out
     monkeypatch.setattr(_library, "build_info", lambda: build._replace(cuda="", architectures=""))
     monkeypatch.setattr(doctor.shutil, "which", lambda _: "nvcc")
-    doctor.main()
+    doctor.main([])
     out = capsys.readouterr().out
     assert "CUDA kernels  not built" in out
     assert "SPECMETA_CUDA=1 make build" in out
@@ -55,7 +55,7 @@ def test_missing_package(
 ) -> None:
     version = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda p: None if p == "rich" else version(p))
-    doctor.main()
+    doctor.main([])
     assert (
         "rich for `specmeta generate`: pip install 'specmeta[generate]'" in capsys.readouterr().out
     )

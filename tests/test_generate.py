@@ -367,8 +367,8 @@ BAD_REQUESTS: dict[str, tuple[list[str] | str, dict[str, Any], str]] = {
     "not Unicode": (["a\udcff"], {}, "a prompt isn't valid Unicode: .* position 1: surrogates"),
     "no tokens": (["a"], {"max_new_tokens": 0}, r"new tokens: expected 1 \.\. 160, got 0"),
     "tokens": (["a"], {"max_new_tokens": 161}, r"new tokens: expected 1 \.\. 160, got 161"),
-    "less than no drafts": (["a"], {"num_drafts": -1}, r"drafts: expected 0 \.\. 159, got -1"),
-    "drafts": (["a"], {"num_drafts": 160}, r"drafts: expected 0 \.\. 159, got 160"),
+    "less than no drafts": (["a"], {"num_drafts": -1}, r"drafts: expected 0 \.\. 64, got -1"),
+    "drafts": (["a"], {"num_drafts": 160}, r"drafts: expected 0 \.\. 64, got 160"),
     "no page": (["a"], {"page_size": 0}, r"page size: expected 1 \.\. 160, got 0"),
     "page": (["a"], {"page_size": 161}, r"page size: expected 1 \.\. 160, got 161"),
     "chunk": (["a"], {"prompt_chunk": 0}, "prompt chunk: expected at least 1, got 0"),
@@ -388,7 +388,7 @@ def test_bad_requests(
 
 @cpu_only
 def test_the_most_drafts(tiny: models.Model) -> None:
-    result = generate(tiny, ["a"], max_new_tokens=3, num_drafts=159, captured=False)
+    result = generate(tiny, ["a"], max_new_tokens=3, num_drafts=64, captured=False)
     assert ids(result) == plain_greedy(tiny, result, max_new_tokens=3)
 
 

@@ -62,6 +62,8 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
     "tolist of a result": lambda x: (x + 1).tolist(),
     "numpy": lambda x: x.numpy(),
     "asarray": lambda x: np.asarray(x),
+    "print": lambda x: str(x),
+    "format": lambda x: f"{x}",
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
     "unique": lambda x: x.unique(),

@@ -7,6 +7,9 @@
 namespace specmeta {
 namespace {
 
+// The table of all arguments. A new one is also a field in specmeta/params.h, a line in from_arguments.cpp, and an
+// argument of ops.py and reference.py; tests/test_errors.py holds these together.
+//
 // Shape symbols: B rows, S slots, Z status, T tokens, P pages a slot, A ragged pages, C kv_capacity, M block_table's
 // width, L the ledger's width, W accepted_tokens' width (K + 1), N counts. Z is S + 1 with row_to_slot and B without.
 constexpr DType kInt32 = DType::kInt32;
@@ -38,6 +41,7 @@ ArgSpec opt(const char* name, DType dtype, const char* shape) {
 ArgSpec inout(const char* name, DType dtype, const char* shape) {
   return tensor(name, dtype, shape, true, true);
 }
+// An output, or (the state by slot, the ledger) updated in place.
 ArgSpec out(const char* name, DType dtype, const char* shape) {
   return tensor(name, dtype, shape, false, true);
 }

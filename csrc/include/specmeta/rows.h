@@ -54,7 +54,8 @@ SPECMETA_HD int64_t find_owner(int64_t n, int64_t x, Begin begin) {
 }
 
 // Which tokens belong to which row, walked tile by tile. Rows with tokens are a prefix of the batch: it ends at the
-// last live row or at the first bad pair of cu_seqlens_q.
+// last live row or at the first bad pair of cu_seqlens_q. For each tile locate() or assign() is called and then, once
+// the tile is filled, for_tokens(); for_padding() comes after the last tile.
 class TokenRanges {
  public:
   SPECMETA_HD TokenRanges(const Rows& rows, int64_t live) : rows_(rows), live_(live) {}
