@@ -530,3 +530,17 @@ def test_no_live_row_no_change(device: str) -> None:
     specmeta.accept_greedy(**run.tensors)
     for name in run.tensors:
         run.check_unchanged(name)
+
+
+@pytest.mark.parametrize("slot", [INT32_MAX, 2**31, 2**63 - 1])
+def test_any_slot_is_one_where_nothing_tells_how_many_there_are(slot: int) -> None:
+    row_to_slot = torch.tensor([slot, -1])
+    for accept in (specmeta.accept_greedy, reference.accept_greedy):
+        next_tokens = torch.tensor([7, 7])
+        accept(
+            torch.tensor([5, 6]),
+            torch.tensor([3, 3]),
+            row_to_slot=row_to_slot,
+            next_tokens=next_tokens,
+        )
+        assert next_tokens.tolist() == [5, 0]

@@ -30,7 +30,7 @@ SPECMETA_HD RowCheck check_slot(const Rows& rows, int64_t b, int64_t live) {
   RowCheck check;
   if (b >= live) return check;
   check.slot = rows.row_to_slot ? rows.row_to_slot.get(b) : b;
-  check.alive = check.slot >= 0 && check.slot < rows.slots;
+  check.alive = check.slot >= 0 && (check.slot < rows.slots || rows.slots == kUnknownSize);
   check.status_at = check.alive ? check.slot : rows.slots;
   if (!check.alive && check.slot != -1) check.faults |= kBadSlot;
   return check;
