@@ -17,6 +17,7 @@ import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
+import specmeta
 from specmeta import BatchMetadata, _library, cli, models
 
 
@@ -440,3 +441,28 @@ def test_no_code_of_a_folder_is_run(folder: Path, tmp_path: Path) -> None:
     )
     edit(copy / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]})
     assert models.load(str(copy)).end_ids == frozenset()
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(argv: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "generate", interrupt)
+    assert cli.main(["generate", "--prompt", "a"]) == 130
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"specmeta {specmeta.__version__}\n"
+
+
+@pytest.mark.parametrize("package", ["transformers", "safetensors", "rich"])
+def test_a_missing_package_is_one_line(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["generate", "--prompt", "a"])
+    expected = f"specmeta generate: {package} is missing: pip install 'specmeta[generate]'\n"
+    assert capsys.readouterr().err == expected

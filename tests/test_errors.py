@@ -264,3 +264,20 @@ def test_the_table_is_the_wrapper(operation: str) -> None:
         assert line, argument.name
         assert line[1].startswith(f"{dtype} [{shape}]"), line[0]
         assert (", written" in line[1] or ", updated" in line[1]) == argument.written, line[0]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_freed_storage_is_not_an_absent_tensor(operation: str) -> None:
+    for argument in _given(operation):
+        for size in (0, 4):
+            call = full_calls.calls()[operation]
+            tensor = call[argument.name] = call[argument.name].clone()
+            needed = tensor.numel() * tensor.element_size()
+            if needed <= size:
+                continue
+            tensor.untyped_storage().resize_(size)
+            pattern = (
+                rf"{argument.name}: expected a storage of at least {needed} bytes, got {size}$"
+            )
+            with pytest.raises(RuntimeError, match=pattern):
+                getattr(specmeta, operation)(**call)

@@ -360,3 +360,17 @@ def test_the_state_is_only_read(device: str, num_rows: int) -> None:
     for name in state:
         run.check_unchanged(name)
     run.check_guards()
+
+
+def test_without_query_lens_all_that_is_known_is_asked_for(check: Check) -> None:
+    """Also where that is one more than any length can be."""
+    check(
+        "stage",
+        {
+            "committed_lens": [0, 0],
+            "known_lens": [2**31 - 1, 2**31 - 1],
+            "num_drafts": [0, 1],
+            "page_size": 4,
+        },
+        {"seq_lens": [2**31 - 1, 0], "cu_seqlens_q": [0, 2**31 - 1, 2**31 - 1], "status": [0, 1]},
+    )

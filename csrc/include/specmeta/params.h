@@ -116,13 +116,13 @@ struct DraftStepParams {
   int64_t draft_index = 0;
   int64_t shift = 1;
   bool last = false;
-  int32_t* known_lens = nullptr;    // [S]
-  int32_t* num_drafts = nullptr;    // [S]
-  int32_t* written_lens = nullptr;  // [S]
-  IntsTable tokens;                 // [S, L]
-  Ints position_ids;                // [T]
-  Ints position_ids_out;            // [T]
-  Ints input_ids;                   // [T] output
+  const int32_t* known_lens = nullptr;  // [S]
+  int32_t* num_drafts = nullptr;        // [S]
+  int32_t* written_lens = nullptr;      // [S]
+  IntsTable tokens;                     // [S, L]
+  Ints position_ids;                    // [T]
+  Ints position_ids_out;                // [T]
+  Ints input_ids;                       // [T] output
   int64_t pad_token = 0;
 };
 

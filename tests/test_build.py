@@ -1,0 +1,55 @@
+"""Which of nvcc and SPECMETA_CUDA decides what: CMake is configured, nothing is compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_cpp import ROOT, _tool
+
+
+def _configure(build: Path, cuda: str, nvcc: Path) -> tuple[int, str]:
+    command = [_tool("cmake"), "-S", str(ROOT), "-B", str(build), "-G", "Ninja"]
+    command += [f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", f"-DSPECMETA_CUDA={cuda}"]
+    environment = os.environ | {"CUDACXX": str(nvcc)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def old_nvcc(tmp_path: Path) -> Path:
+    """An nvcc that tells an old version, and cannot compile for new architectures."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(
+        "#!/bin/sh\n"
+        'test "$1" = --version && echo "Cuda compilation tools, release 11.5, V11.5.119" && exit\n'
+        "exit 1\n"
+    )
+    nvcc.chmod(0o755)
+    return nvcc
+
+
+def test_an_old_nvcc_is_left_out(tmp_path: Path, old_nvcc: Path) -> None:
+    code, output = _configure(tmp_path / "build", "auto", old_nvcc)
+    assert code == 0, output
+    assert "CUDA kernels: OFF" in output
+
+
+def test_an_old_nvcc_is_not_enough(tmp_path: Path, old_nvcc: Path) -> None:
+    code, output = _configure(tmp_path / "build", "1", old_nvcc)
+    assert code != 0
+    assert "SPECMETA_CUDA=1, but there is no nvcc of 12.8 or later" in output
+
+
+def test_without_cuda_nvcc_is_not_asked(tmp_path: Path) -> None:
+    code, output = _configure(tmp_path / "build", "0", tmp_path / "nowhere")
+    assert code == 0, output
+    assert "CUDA kernels: OFF" in output
+
+
+def test_another_value_is_refused(tmp_path: Path, old_nvcc: Path) -> None:
+    code, output = _configure(tmp_path / "build", "2", old_nvcc)
+    assert code != 0
+    assert "SPECMETA_CUDA is auto, 0 or 1, not 2" in output
