@@ -6,15 +6,17 @@ BIN := $(VENV)/bin
 PROMPTS := --prompt "It was a fine morning in May, and" --prompt "She had not been long in the room when" \
   --prompt "Mr. Darcy looked at her with" --prompt "The letter which Emma received from her sister"
 DEMO_ARGS ?= --max-new-tokens 128
+SMOLLM2_ARGS ?=
 SPECMETA_CUDA ?= auto
 BUILT := $(VENV)/.built-$(SPECMETA_CUDA)
 export SPECMETA_CUDA
 CXX_SOURCES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build demo test lint format wheel clean
+.PHONY: help setup build demo smollm2 test lint format wheel clean
 
 help:
 	@echo "make demo    generate text with the built-in model, speculating through specmeta"
+	@echo "make smollm2 let SmolLM2 answer a question (93 MB are downloaded the first time)"
 	@echo "make test    run every test"
 	@echo "make lint    ruff, mypy, clang-format"
 	@echo "make wheel   build dist/*.whl and run it in a clean environment"
@@ -40,6 +42,10 @@ $(BUILT): $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(filter csr
 demo: build
 	@echo "== four prompts in one batch, with and without speculation"
 	@$(BIN)/python -m specmeta generate $(PROMPTS) $(DEMO_ARGS)
+
+smollm2: build
+	@echo "== SmolLM2 answers, with and without speculation"
+	@$(BIN)/python -m specmeta generate --model smollm2 --prompt "What is the capital of France?" $(SMOLLM2_ARGS)
 
 test: build
 	@echo "== running the tests"

@@ -108,12 +108,19 @@ def generate(argv: Sequence[str]) -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(args.threads)
-    settings = {"max_new_tokens": args.max_new_tokens, "page_size": args.page_size}
+    settings = {
+        "max_new_tokens": args.max_new_tokens,
+        "page_size": args.page_size,
+        "raw": args.raw,
+    }
     try:
         model = load(
             args.model, args.draft, dtype=getattr(torch, DTYPES[args.dtype]), device=device
         )
-        with _display(prompts, silent=args.json) as on_text:
+        # A chat model's text is an answer, any other's goes on where the prompt ends.
+        end = "\n" if model.is_chat and not args.raw else ""
+        shown = [prompt + end for prompt in prompts]
+        with _display(shown, silent=args.json) as on_text:
             speculative = decode(
                 model, prompts, num_drafts=args.num_drafts, on_text=on_text, **settings
             )
@@ -139,8 +146,13 @@ def _generate_parser() -> argparse.ArgumentParser:
     default = "(default: %(default)s)"
     add("--prompt", action="append", default=[], metavar="TEXT", help="may be repeated")
     add("--prompts", type=Path, metavar="FILE", help="a file of prompts, one a line")
-    add("--model", default="austen", help=f"a Llama's directory, or austen, built in {default}")
-    add("--draft", metavar="DIR", help="the EAGLE-3 head (default: MODEL/draft)")
+    add(
+        "--model",
+        default="austen",
+        help=f"a Llama's directory, or one built in: austen, smollm2 (downloaded once) {default}",
+    )
+    add("--draft", metavar="DIR", help="the EAGLE-3 head (default: the model's own)")
+    add("--raw", action="store_true", help="continue prompts, without the model's chat template")
     add("--max-new-tokens", type=int, default=64, metavar="N", help=f"a prompt {default}")
     add(
         "-k",

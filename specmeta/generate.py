@@ -139,6 +139,7 @@ def generate(
     page_size: int = 16,
     prompt_chunk: int = PROMPT_CHUNK,
     captured: bool = True,
+    raw: bool = False,
     on_text: Callable[[int, str], None] | None = None,
 ) -> Generation:
     """Decode greedily, all prompts in one batch.
@@ -162,6 +163,9 @@ def generate(
         Most prompt tokens a row and step.
     captured : bool
         Whether the step is captured and replayed, or run as it stands.
+    raw : bool
+        Whether prompts are continued as they stand. Otherwise a model whose tokenizer has a chat
+        template answers them, as a user's messages.
     on_text : callable, optional
         Called with a prompt's index and a piece of its text as soon as the piece is known.
 
@@ -186,7 +190,7 @@ def generate(
         raise RequestError(f"prompt chunk: expected at least 1, got {prompt_chunk}")
     if num_drafts > 0 and model.head is None:
         raise RequestError(f"{model.name} has no draft head: name one, or use 0 drafts")
-    texts = _read_prompts(model, prompts, max_new_tokens=max_new_tokens)
+    texts = _read_prompts(model, prompts, max_new_tokens=max_new_tokens, raw=raw)
 
     # A row's cache has room for its text and for drafts that go past the end of it.
     lens = [len(t.prompt_ids) + max_new_tokens + 2 * num_drafts for t in texts]
@@ -319,7 +323,9 @@ def _new_text(model: Model, text: Text) -> str:
     return piece
 
 
-def _read_prompts(model: Model, prompts: Sequence[str], *, max_new_tokens: int) -> list[Text]:
+def _read_prompts(
+    model: Model, prompts: Sequence[str], *, max_new_tokens: int, raw: bool
+) -> list[Text]:
     if isinstance(prompts, str):  # a sequence of str, too: of its characters
         raise RequestError(f"prompts: expected a list of them, got the text {prompts!r}")
     if not prompts:
@@ -331,7 +337,7 @@ def _read_prompts(model: Model, prompts: Sequence[str], *, max_new_tokens: int) 
             prompt.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"a prompt isn't valid Unicode: {error}") from error
-        ids = model.tokenizer(prompt)["input_ids"]
+        ids = _encode(model, prompt, raw=raw) if prompt else []
         if not ids:
             raise RequestError("a prompt is empty")
         if max(ids) >= config.vocab_size:
@@ -346,6 +352,19 @@ def _read_prompts(model: Model, prompts: Sequence[str], *, max_new_tokens: int) 
             )
         texts.append(Text(prompt, ids))
     return texts
+
+
+def _encode(model: Model, prompt: str, *, raw: bool) -> list[int]:
+    if raw or not model.is_chat:
+        return list(model.tokenizer(prompt)["input_ids"])
+    message = {"role": "user", "content": prompt}
+    try:
+        ids = model.tokenizer.apply_chat_template(
+            [message], add_generation_prompt=True, return_dict=False
+        )
+    except Exception as error:  # a template is a program that comes with the model
+        raise RequestError(f"the model's chat template: {error}; --raw does without") from error
+    return list(ids)
 
 
 def _describe(batch: BatchMetadata) -> str:

@@ -47,6 +47,18 @@ def test_one_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"identical to plain greedy decoding +│ +yes", table)
 
 
+def test_a_chat_model(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(folder, copy)
+    (copy / "chat_template.jinja").write_text("{{ messages[0].content }} so ")
+    assert run(copy, "--prompt", "hello") == 0
+    assert re.match(r"hello\n.{12}\n", capsys.readouterr().out)
+    assert run(copy, "--prompt", "hello so ", "--raw") == 0
+    assert re.match(r"hello so .{12}\n", capsys.readouterr().out)
+    assert run(copy, "--prompt", "hello", "--prompt", "you") == 0
+    assert re.match(r"\[1\] hello\n.{12}\s*\n\[2\] you\n.{12}", capsys.readouterr().out)
+
+
 def test_several_prompts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts.txt"
     file.write_bytes(b"second one\n\nthird\n")

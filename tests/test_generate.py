@@ -463,6 +463,42 @@ AUSTEN_PROMPTS = [
 ]
 
 
+@pytest.fixture
+def chat(tiny: models.Model) -> Iterator[models.Model]:
+    """The tiny model with a chat template."""
+    tiny.tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.role }}. {{ message.content }}.{% endfor %}"
+        "{% if add_generation_prompt %} bot, {% endif %}"
+    )
+    yield tiny
+    tiny.tokenizer.chat_template = None
+
+
+@cpu_only
+def test_chat_models_answer(chat: models.Model) -> None:
+    assert chat.is_chat
+    result = generate(chat, ["hello", "you"], max_new_tokens=4, num_drafts=2)
+    rendered = ["user. hello. bot, ", "user. you. bot, "]
+    assert [text.prompt for text in result.texts] == ["hello", "you"]
+    assert [chat.tokenizer.decode(text.prompt_ids) for text in result.texts] == rendered
+    assert ids(result) == plain_greedy(chat, result, max_new_tokens=4)
+    raw = generate(chat, rendered, max_new_tokens=4, num_drafts=2, raw=True)
+    assert [text.prompt_ids for text in raw.texts] == [text.prompt_ids for text in result.texts]
+    assert ids(raw) == ids(result)
+    with pytest.raises(RequestError, match="a prompt is empty"):
+        generate(chat, [""])
+
+
+@cpu_only
+@pytest.mark.parametrize(
+    "template", ["{{ nothing.at_all }}", "{% for %}", "{{ raise_exception('no') }}"]
+)
+def test_a_broken_chat_template(chat: models.Model, template: str) -> None:
+    chat.tokenizer.chat_template = template
+    with pytest.raises(RequestError, match=r"the model's chat template: .*; --raw does without"):
+        generate(chat, ["hello"])
+
+
 def test_austen(austen: models.Model) -> None:
     result = generate(austen, AUSTEN_PROMPTS, max_new_tokens=32, num_drafts=4)
     assert ids(result) == plain_greedy(austen, result, max_new_tokens=32)

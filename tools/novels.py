@@ -15,6 +15,8 @@ import zlib
 from pathlib import Path
 
 import rdata
+import torch
+from transformers import PreTrainedTokenizerBase
 
 NOVELS = (
     "sensesensibility",
@@ -25,6 +27,8 @@ NOVELS = (
     "persuasion",
 )
 HELD_OUT_FRACTION = 0.05
+# Where the package's folder is, below that to which Debian's package is unpacked as `deb`.
+LIBRARY = Path("deb/usr/lib/R/site-library/janeaustenr")
 
 
 def read_lines(library: Path, novel: str) -> list[str]:
@@ -86,6 +90,16 @@ def load_novel(library: Path, novel: str) -> tuple[str, str]:
         if length > limit:
             return "\n\n".join(parts[:count]), "\n\n".join(parts[count:])
     raise ValueError(f"{novel} is empty")
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> torch.Tensor:
+    """Encode `texts`, each preceded by the end-of-text token, into one int64 vector."""
+    ids: list[int] = []
+    for text in texts:
+        ids.append(tokenizer.bos_token_id)
+        # A whole novel is longer than what the model can read at once, and is meant to be.
+        ids.extend(tokenizer.encode(text, verbose=False))
+    return torch.tensor(ids)
 
 
 def _parse(data: bytes) -> object:

@@ -1,8 +1,9 @@
-"""Train the EAGLE-3 draft head of ``austen`` on the frozen target, then measure it.
+"""Train the EAGLE-3 draft head of a built-in model on the frozen target, then measure it.
 
-Prerequisites: those of ``train_target.py``, and its output. Then ``python tools/train_draft.py``.
-A run that was stopped goes on from its last checkpoint, unless the target or the continuations
-asked for have changed. ``--eval-only`` measures the stored head.
+Run in the environment of ``make build``. ``train_draft.py austen`` needs what ``train_target.py``
+needs, and its output; ``train_draft.py smollm2`` needs dialogues: run ``dialogues.py`` first.
+A run that was stopped goes on from its last checkpoint, unless the target, the texts or the shape
+of the head have changed. ``--eval-only`` measures the stored head.
 """
 
 from __future__ import annotations
@@ -12,34 +13,49 @@ import hashlib
 import json
 import os
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import novels
+import texts as text_files
 import torch
+from dialogues import AUX_LAYER_IDS, DIALOGUES, ROOT
+from texts import Batch, Text
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from train_target import (
-    LIBRARY,
-    OUTPUT,
-    ROOT,
-    WORK,
-    append_log,
-    encode,
-    learning_rate,
-    load_checkpoint,
-    make_optimizer,
-    save_checkpoint,
-)
+from training import train
 from transformers import AttentionInterface, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-sys.path.insert(0, str(ROOT))
-
+from specmeta.models import BUILT_IN, resolve
 from specmeta.models.eagle3 import Eagle3Config, Eagle3Head
 
-AUX_LAYER_IDS = (1, 2, 3)
+PACKAGE = ROOT / "specmeta" / "models"
+QUESTIONS = Path(__file__).with_name("questions.txt")
+# What differs between the models. A head that drafts for another's vocabulary of this size takes
+# the target's embedding instead of one of its own, which would be most of its weights.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "austen": {
+        "aux_layer_ids": (1, 2, 3),
+        "own_embedding": True,
+        "draft_vocab_size": 512,
+        "intermediate_size": 512,
+        "steps": 1000,
+        "learning_rate": 2e-3,
+        "warmup": 60,
+    },
+    "smollm2": {
+        "aux_layer_ids": AUX_LAYER_IDS,
+        "own_embedding": False,
+        "draft_vocab_size": 4096,
+        "intermediate_size": 1024,
+        "steps": 3000,
+        "learning_rate": 1e-3,
+        "warmup": 100,
+    },
+}
+# austen's prompts are windows of the novels: tokens a prompt, and of the text after it.
+PROMPT, NEW_TOKENS, CONTINUATIONS = 48, 152, 2048
 
 
 def unrolled_attention(
@@ -99,15 +115,8 @@ def causal_mask(length: int) -> Tensor:
     return torch.full((length, length), float("-inf")).triu(1)
 
 
-@torch.no_grad()
-def read_target(target: LlamaForCausalLM, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the target's auxiliary hidden states [B, N, 3 * hidden] and logits [B, N, vocab]."""
-    output = target(ids, output_hidden_states=True, use_cache=False)
-    return torch.cat([output.hidden_states[i] for i in AUX_LAYER_IDS], dim=-1), output.logits
-
-
 def unrolled_loss(
-    head: Eagle3Head, ids: Tensor, aux: Tensor, target_logits: Tensor, *, steps: int, decay: float
+    head: Eagle3Head, batch: Batch, output: Tensor, *, decay: float, steps: int
 ) -> Tensor:
     """Return the loss of training-time test: the head's draft steps, unrolled.
 
@@ -118,70 +127,77 @@ def unrolled_loss(
     ----------
     head : Eagle3Head
         With the attention function "unrolled".
-    ids : Tensor
-        int64 [B, N].
-    aux, target_logits : Tensor
-        Out of `read_target`.
-    steps : int
-        Draft steps to unroll.
+    batch : Batch
+        What to learn.
+    output : Tensor
+        [draft_vocab, hidden]: the rows of the target's output matrix that the head drafts.
     decay : float
         Weight of a step's loss relative to that of the step before.
+    steps : int
+        Draft steps to unroll.
 
     Returns
     -------
     Tensor
         A scalar.
     """
-    length = ids.shape[1] - steps
-    drafted = head.to_target_ids(torch.arange(head.config.draft_vocab_size))
+    length = batch.ids.shape[1] - steps
+    aux, last = split_states(head, batch.states)
+    with torch.no_grad():
+        labels = (last @ output.T).softmax(-1)
     hidden = head.combine_aux(aux[:, :length])
     positions, mask = torch.arange(length)[None], causal_mask(length)
     seen: list[tuple[Tensor, Tensor]] = []
     total = torch.zeros(())
     for step in range(steps):
         span = slice(1 + step, 1 + step + length)
-        embeds = head.embed_tokens(ids[:, span])
+        embeds = head.embed_tokens(batch.ids[:, span])
         hidden = head(embeds, hidden, positions + step, mask, steps=seen)
-        labels = target_logits[:, span, drafted].softmax(-1)
-        loss = cross_entropy(head.logits(hidden).flatten(0, 1), labels.flatten(0, 1))
+        counted = batch.weights[:, span] > 0
+        loss = cross_entropy(head.logits(hidden[counted]), labels[:, span][counted])
         total = total + decay**step * loss
     return total / sum(decay**step for step in range(steps))
 
 
+def split_states(head: Eagle3Head, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Split a text's states into the auxiliary ones and the last one."""
+    width = head.config.target_hidden_size
+    return states[..., :-width], states[..., -width:]
+
+
 @torch.no_grad()
-def draft_chains(head: Eagle3Head, ids: Tensor, aux: Tensor, *, steps: int) -> Tensor:
-    """Draft a chain of `steps` tokens after every token of a sequence.
+def draft_chains(head: Eagle3Head, text: Text, *, steps: int) -> Tensor:
+    """Draft a chain of `steps` tokens after every token of a text.
 
     Parameters
     ----------
     head : Eagle3Head
         With the attention function "unrolled".
-    ids : Tensor
-        int64 [B, N].
-    aux : Tensor
-        Out of `read_target`.
+    text : Text
+        Of N tokens.
     steps : int
         Tokens a chain.
 
     Returns
     -------
     Tensor
-        int64 [B, N - 1, steps]: at p, the tokens drafted after token p + 1.
+        int64 [N - 1, steps]: at p, the tokens drafted after token p + 1.
     """
-    length = ids.shape[1] - 1
-    hidden, tokens = head.combine_aux(aux[:, :length]), ids[:, 1:]
+    length = len(text.ids) - 1
+    aux, _ = split_states(head, text.states[None, :length].float())
+    hidden, tokens = head.combine_aux(aux), text.ids[None, 1:]
     positions, mask = torch.arange(length)[None], causal_mask(length)
     seen: list[tuple[Tensor, Tensor]] = []
     chain = []
     for step in range(steps):
         hidden = head(head.embed_tokens(tokens), hidden, positions + step, mask, steps=seen)
         tokens = head.to_target_ids(head.logits(hidden).argmax(-1))
-        chain.append(tokens)
+        chain.append(tokens[0])
     return torch.stack(chain, dim=-1)
 
 
 def evaluate(
-    target: LlamaForCausalLM, head: Eagle3Head, ids: Tensor, *, prompt: int, steps: int
+    head: Eagle3Head, held: Sequence[Text], *, new_tokens: int, steps: int
 ) -> dict[str, Any]:
     """Simulate greedy speculative decoding.
 
@@ -190,13 +206,12 @@ def evaluate(
 
     Parameters
     ----------
-    target, head
-        The models.
-    ids : Tensor
-        int64 [B, N]: prompts and the target's greedy continuations. Passes start as long as
-        their drafts end within N tokens.
-    prompt : int
-        Tokens of a prompt.
+    head : Eagle3Head
+        With the attention function "unrolled".
+    held : sequence of Text
+        The texts, those not ended by an end token of `new_tokens` + `steps` new tokens.
+    new_tokens : int
+        A pass starts as long as the text has fewer new tokens.
     steps : int
         Tokens drafted a pass.
 
@@ -205,20 +220,18 @@ def evaluate(
     dict
         Passes, tokens a pass, and by draft position the share of the passes that accept it.
     """
-    head.config.layer._attn_implementation = "unrolled"
     counts: list[int] = []
-    for rows in tqdm(ids.split(16), desc="evaluate", leave=False):
-        aux, _ = read_target(target, rows)
-        chains = draft_chains(head, rows, aux, steps=steps)
-        width = rows.shape[1] - 1 - steps
-        actual = rows[:, 2:].unfold(1, steps, 1)
-        accepted = (chains[:, :width] == actual).long().cumprod(-1).sum(-1).tolist()
-        for row in accepted:
-            # The prompt's pass yields the first new token, which is the first to draft after.
-            position = prompt - 1
-            while position < width:
-                counts.append(row[position])
-                position += row[position] + 1
+    for text in tqdm(held, desc="evaluate", leave=False):
+        chains = draft_chains(head, text, steps=steps)
+        # Behind the end of a text nothing is right.
+        ids = torch.cat([text.ids, torch.full((steps,), -1)])
+        matches = chains == ids[2:].unfold(0, steps, 1)
+        accepted = matches.long().cumprod(-1).sum(-1).tolist()
+        # The prompt's pass yields the first new token, which is the first to draft after.
+        position = text.start - 1
+        while position + 2 < min(len(text.ids), text.start + new_tokens + 1):
+            counts.append(accepted[position])
+            position += accepted[position] + 1
     by_position = [sum(c > k for c in counts) / len(counts) for k in range(steps)]
     return {
         "passes": len(counts),
@@ -227,29 +240,10 @@ def evaluate(
     }
 
 
-@torch.no_grad()
-def greedy(
-    target: LlamaForCausalLM, prompts: Tensor, *, new_tokens: int, batch_size: int
-) -> Tensor:
-    """Return prompts, int64 [B, P], followed by the target's greedy text, [B, P + new_tokens]."""
-    batches = tqdm(prompts.split(batch_size), desc="greedy continuations")
-    return torch.cat(
-        [target.generate(rows, max_new_tokens=new_tokens, do_sample=False) for rows in batches]
-    )
-
-
-def windows(tokens: Tensor, *, count: int, length: int) -> Tensor:
-    """Return `count` windows of `tokens`, evenly spaced, int64 [count, length]."""
+def windows(tokens: Tensor, *, count: int, length: int) -> list[Tensor]:
+    """Return `count` windows of `tokens`, evenly spaced, int64 [length] each."""
     starts = torch.linspace(0, len(tokens) - length, count).long()
-    return tokens[starts[:, None] + torch.arange(length)]
-
-
-def batch_at(rows: Tensor, step: int, *, size: int, seed: int) -> Tensor:
-    """Return training step `step`'s rows, which depend on `seed` and `step` alone."""
-    epoch, index = divmod(step, len(rows) // size)
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    order = torch.randperm(len(rows), generator=generator)
-    return rows[order[index * size : (index + 1) * size]]
+    return list(tokens[starts[:, None] + torch.arange(length)])
 
 
 def make_head(target: LlamaForCausalLM, args: argparse.Namespace, draft_ids: Tensor) -> Eagle3Head:
@@ -275,7 +269,7 @@ def make_head(target: LlamaForCausalLM, args: argparse.Namespace, draft_ids: Ten
         layer=layer,
         draft_vocab_size=args.draft_vocab_size,
         target_hidden_size=base.hidden_size,
-        aux_layer_ids=AUX_LAYER_IDS,
+        aux_layer_ids=args.aux_layer_ids,
         norm_before_residual=args.norm_before_residual,
         speculative_tokens=args.draft_tokens,
     )
@@ -288,38 +282,95 @@ def make_head(target: LlamaForCausalLM, args: argparse.Namespace, draft_ids: Ten
         head.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
         head.norm.weight.copy_(target.model.norm.weight)
         head.lm_head.weight.copy_(target.lm_head.weight[draft_ids])
+    head.embed_tokens.requires_grad_(args.own_embedding)
     return head
+
+
+def greedy_texts(
+    target: LlamaForCausalLM, prompts: list[Tensor], args: argparse.Namespace, *, new_tokens: int
+) -> list[Text]:
+    """Return the target's greedy texts after `prompts`, computed once and then kept in a file."""
+    key = repr((args.aux_layer_ids, new_tokens, [prompt.tolist() for prompt in prompts]))
+    cache = args.work / f"texts-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt"
+    if not cache.is_file():
+        texts = text_files.greedy(
+            target, prompts, aux_layer_ids=args.aux_layer_ids, new_tokens=new_tokens, batch_size=64
+        )
+        text_files.save_texts(cache, list(texts))
+    return text_files.load_texts(cache)
+
+
+def austen_texts(
+    target: LlamaForCausalLM, args: argparse.Namespace
+) -> tuple[list[Text], list[Tensor]]:
+    """Return continuations of the novels' training text, and prompts of their held-out text."""
+    import novels  # needs a package that reads R data, which nothing else does
+
+    # Every continuation has the same length: the model all but never ends a text by itself.
+    target.generation_config.eos_token_id = None
+    tokenizer = AutoTokenizer.from_pretrained(resolve(args.model))
+    library = args.novels or args.work / novels.LIBRARY
+    train, held = (
+        novels.encode(tokenizer, list(part))
+        for part in zip(*(novels.load_novel(library, n) for n in novels.NOVELS), strict=True)
+    )
+    prompts = [] if args.eval_only else windows(train, count=CONTINUATIONS, length=PROMPT)
+    texts = greedy_texts(target, prompts, args, new_tokens=NEW_TOKENS)
+    return texts, windows(held, count=args.eval_prompts, length=PROMPT)
+
+
+def smollm2_texts(
+    target: LlamaForCausalLM, args: argparse.Namespace
+) -> tuple[list[Text], list[Tensor]]:
+    """Return the dialogues that the model wrote, and questions that it didn't."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve(args.model))
+    questions = QUESTIONS.read_text(encoding="utf-8").splitlines()[: args.eval_prompts]
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=False,
+        )[0]
+        for question in questions
+    ]
+    files = [] if args.eval_only else sorted((args.work / DIALOGUES).glob("*.pt"))
+    if not files and not args.eval_only:
+        sys.exit(f"{args.work / DIALOGUES}: no dialogues: run tools/dialogues.py first")
+    return [text for file in files for text in text_files.load_texts(file)], prompts
+
+
+TEXTS = {"austen": austen_texts, "smollm2": smollm2_texts}
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", type=Path, default=OUTPUT, help="folder of the target")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoints")
-    parser.add_argument("--novels", type=Path, help=f"R package folder (WORK/{LIBRARY})")
+    parser.add_argument("model", choices=BUILT_IN)
+    parser.add_argument("--work", type=Path, help="folder of texts and checkpoints (build/MODEL)")
+    parser.add_argument("--novels", type=Path, help="folder of the R package janeaustenr (in WORK)")
     parser.add_argument("--eval-only", action="store_true", help="measure the stored head")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--unroll", type=int, default=4, help="draft steps to unroll")
     parser.add_argument("--decay", type=float, default=0.9, help="a step's weight by the last's")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--warmup", type=int, default=60)
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--warmup", type=int)
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--draft-vocab-size", type=int, default=512)
-    parser.add_argument("--intermediate-size", type=int, default=512)
+    parser.add_argument("--draft-vocab-size", type=int)
+    parser.add_argument("--intermediate-size", type=int)
     parser.add_argument(
         "--norm-before-residual", action=argparse.BooleanOptionalAction, default=True
     )
-    parser.add_argument("--continuations", type=int, default=2048, help="greedy texts to train on")
-    parser.add_argument("--prompt", type=int, default=48, help="tokens a prompt")
-    parser.add_argument("--new-tokens", type=int, default=152, help="tokens a continuation")
     parser.add_argument("--eval-prompts", type=int, default=64)
     parser.add_argument("--eval-tokens", type=int, default=128, help="tokens to decode a prompt")
     parser.add_argument("--draft-tokens", type=int, default=4, help="drafts a pass in decoding")
     parser.add_argument("--evaluate-every", type=int, default=200, help="steps; also checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    model = parser.parse_known_args()[0].model
+    parser.set_defaults(work=ROOT / "build" / model, **SETTINGS[model])
     return parser.parse_args()
 
 
@@ -328,95 +379,67 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
 
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
-    target = LlamaForCausalLM.from_pretrained(args.target, dtype=torch.float32)
-    # Every continuation has the same length, so that they make one tensor.
-    target.generation_config.eos_token_id = None
+    folder = resolve(args.model)
+    target = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     target.requires_grad_(False)
-    library = args.novels or args.work / LIBRARY
-    train_texts, held_texts = zip(
-        *(novels.load_novel(library, n) for n in novels.NOVELS), strict=True
-    )
-
-    held = encode(tokenizer, list(held_texts))
-    eval_ids = greedy(
-        target,
-        windows(held, count=args.eval_prompts, length=args.prompt),
-        # The last pass may start at the last token, and drafts on after it.
-        new_tokens=args.eval_tokens + args.draft_tokens,
-        batch_size=args.eval_prompts,
-    )
+    texts, prompts = TEXTS[args.model](target, args)
+    # The last pass may start at the last token, and drafts on after it.
+    held = greedy_texts(target, prompts, args, new_tokens=args.eval_tokens + args.draft_tokens)
 
     def report(head: Eagle3Head) -> dict[str, Any]:
-        return evaluate(target, head, eval_ids, prompt=args.prompt, steps=args.draft_tokens)
+        return evaluate(head, held, new_tokens=args.eval_tokens, steps=args.draft_tokens)
 
-    folder = args.target / "draft"
+    output = PACKAGE / args.model
     if args.eval_only:
-        print(json.dumps(report(Eagle3Head.from_pretrained(folder, dtype=torch.float32))))
+        print(json.dumps(report(load_stored(target, output))))
         return
 
-    tokens = encode(tokenizer, list(train_texts))
-    # What was kept for another target, or for other continuations, is of no use for these.
-    key = hashlib.sha256((args.target / "model.safetensors").read_bytes())
-    key.update(repr((args.continuations, args.prompt, args.new_tokens)).encode())
-    work = args.work / f"draft-{key.hexdigest()[:12]}"
-    work.mkdir(parents=True, exist_ok=True)
-    cache = work / "continuations.pt"
-    if cache.is_file():
-        rows = torch.load(cache, weights_only=True)
-    else:
-        prompts = windows(tokens, count=args.continuations, length=args.prompt)
-        rows = greedy(target, prompts, new_tokens=args.new_tokens, batch_size=128)
-        torch.save(rows, cache)
-    frequency = rows[:, args.prompt :].flatten().bincount(minlength=target.config.vocab_size)
+    answers = torch.cat([text.ids[text.start :] for text in texts])
+    frequency = answers.bincount(minlength=target.config.vocab_size)
     draft_ids = frequency.topk(args.draft_vocab_size).indices.sort().values
     share = frequency[draft_ids].sum().item() / frequency.sum().item()
-    print(f"the draft vocabulary has {share:.2%} of the tokens of the continuations")
+    print(f"{len(texts):,} texts, {len(answers):,} tokens of greedy text")
+    print(f"the draft vocabulary has {share:.2%} of them")
 
     head = make_head(target, args, draft_ids)
-    print(f"parameters: {sum(p.numel() for p in head.parameters()):,}")
+    print(f"parameters: {sum(p.numel() for p in head.parameters() if p.requires_grad):,}")
+    output_rows = target.lm_head.weight[draft_ids]
 
-    optimizer = make_optimizer(head, weight_decay=args.weight_decay)
-    checkpoint, log = work / "checkpoint.pt", work / "log.csv"
-    first = load_checkpoint(checkpoint, model=head, optimizer=optimizer)
-    running, start = 0.0, time.monotonic()
-    progress = tqdm(range(first, args.steps), initial=first, total=args.steps, mininterval=5)
-    for step in progress:
-        rate = learning_rate(step, steps=args.steps, peak=args.learning_rate, warmup=args.warmup)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        ids = batch_at(rows, step, size=args.batch_size, seed=args.seed)
-        aux, logits = read_target(target, ids)
-        loss = unrolled_loss(head, ids, aux, logits, steps=args.unroll, decay=args.decay)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        running += loss.item()
-        done = step + 1
-        if done % args.evaluate_every == 0 or done == args.steps:
-            since = (step % args.evaluate_every) + 1
-            value = report(head)["tokens_a_pass"]
-            append_log(
-                log,
-                {
-                    "step": done,
-                    "learning_rate": round(rate, 7),
-                    "train_loss": round(running / since, 4),
-                    "tokens_a_pass": value,
-                    "seconds": round(time.monotonic() - start),
-                },
-            )
-            progress.set_postfix(train=f"{running / since:.3f}", tokens_a_pass=f"{value:.3f}")
-            running = 0.0
-            save_checkpoint(checkpoint, model=head, optimizer=optimizer, step=done)
+    # A checkpoint of another head, or of other texts, is of no use for these.
+    key = repr((sorted(vars(args).items(), key=str), len(answers), answers.sum().item()))
+
+    def loss_at(step: int) -> Tensor:
+        batch = text_files.batch_at(texts, step, size=args.batch_size, seed=args.seed)
+        return unrolled_loss(head, batch, output_rows, decay=args.decay, steps=args.unroll)
+
+    log = train(
+        head,
+        loss_at,
+        lambda: {"tokens_a_pass": report(head)["tokens_a_pass"]},
+        steps=args.steps,
+        learning_rate=args.learning_rate,
+        warmup=args.warmup,
+        weight_decay=args.weight_decay,
+        evaluate_every=args.evaluate_every,
+        checkpoint=args.work / f"draft-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt",
+    )
 
     # The stored weights are 16-bit; the figures reported are theirs, computed in 32-bit.
     for parameter in head.parameters():
         parameter.data = parameter.data.half()
-    head.save_pretrained(folder)
-    (args.target / "training_log_draft.csv").write_text(log.read_text())
-    print(json.dumps(report(Eagle3Head.from_pretrained(folder, dtype=torch.float32))))
+    head.save_pretrained(output / "draft", embed_tokens=args.own_embedding)
+    (output / "training_log_draft.csv").write_text(log.read_text())
+    print(json.dumps(report(load_stored(target, output))))
+
+
+def load_stored(target: LlamaForCausalLM, folder: Path) -> Eagle3Head:
+    """Load the head that is stored beside a model, in 32-bit."""
+    return Eagle3Head.from_pretrained(
+        folder / "draft",
+        dtype=torch.float32,
+        embed_tokens=target.model.embed_tokens.weight,
+        attn_implementation="unrolled",
+    )
 
 
 if __name__ == "__main__":

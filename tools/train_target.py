@@ -13,17 +13,14 @@ Then ``python tools/train_target.py``. A run that was stopped goes on from its l
 from __future__ import annotations
 
 import argparse
-import csv
-import math
 import os
-import time
 from pathlib import Path
 
 import novels
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
+from training import train
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -35,7 +32,6 @@ END_OF_TEXT = "<|endoftext|>"
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "specmeta" / "models" / "austen"
 WORK = ROOT / "build" / "austen"
-LIBRARY = Path("deb/usr/lib/R/site-library/janeaustenr")
 
 
 def train_tokenizer(texts: list[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
@@ -57,16 +53,6 @@ def train_tokenizer(texts: list[str], *, vocab_size: int) -> PreTrainedTokenizer
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )
-
-
-def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Tensor:
-    """Encode `texts`, each preceded by the end-of-text token, into one int64 vector."""
-    ids: list[int] = []
-    for text in texts:
-        ids.append(tokenizer.bos_token_id)
-        # A whole novel is longer than what the model can read at once, and is meant to be.
-        ids.extend(tokenizer.encode(text, verbose=False))
-    return torch.tensor(ids)
 
 
 def batch_at(
@@ -100,60 +86,13 @@ def held_out_loss(model: LlamaForCausalLM, tokens: torch.Tensor, *, context: int
     return total / labels.numel()
 
 
-def learning_rate(step: int, *, steps: int, peak: float, warmup: int) -> float:
-    """Return the learning rate of a linear warm-up followed by a cosine that ends at zero."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
-
-
-def save_checkpoint(
-    path: Path, *, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int
-) -> None:
-    """Write a checkpoint such that a run stopped half-way through leaves the earlier one."""
-    partial = path.with_suffix(".partial")
-    state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(state, partial)
-    os.replace(partial, path)
-
-
-def load_checkpoint(path: Path, *, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Restore a checkpoint where there is one and return the step to go on with."""
-    if not path.is_file():
-        return 0
-    state = torch.load(path, weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"])
-
-
-def make_optimizer(model: torch.nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW that decays the matrices alone."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
-
-
-def append_log(path: Path, row: dict[str, float | int]) -> None:
-    """Append one row to a CSV file, with a header where the file is new."""
-    new = not path.is_file()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, row.keys(), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the model")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the checkpoints")
-    parser.add_argument("--novels", type=Path, help=f"R package folder (WORK/{LIBRARY})")
+    parser.add_argument("--novels", type=Path, help=f"R package folder (WORK/{novels.LIBRARY})")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=10)
     parser.add_argument("--context", type=int, default=384)
@@ -173,16 +112,15 @@ def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    args.work.mkdir(parents=True, exist_ok=True)
     args.output.mkdir(parents=True, exist_ok=True)
 
-    library = args.novels or args.work / LIBRARY
+    library = args.novels or args.work / novels.LIBRARY
     train_texts, held_texts = zip(
         *(novels.load_novel(library, n) for n in novels.NOVELS), strict=True
     )
     tokenizer = train_tokenizer(list(train_texts), vocab_size=args.vocab_size)
     tokenizer.save_pretrained(args.output)
-    tokens, held = encode(tokenizer, list(train_texts)), encode(tokenizer, list(held_texts))
+    tokens, held = (novels.encode(tokenizer, list(part)) for part in (train_texts, held_texts))
     end = tokenizer.eos_token_id
 
     model = LlamaForCausalLM(
@@ -210,39 +148,19 @@ def main() -> None:
         return cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
     training_loss = torch.compile(loss_of) if args.compile else loss_of
-    optimizer = make_optimizer(model, weight_decay=args.weight_decay)
-    checkpoint, log = args.work / "target.pt", args.work / "target_log.csv"
-    first = load_checkpoint(checkpoint, model=model, optimizer=optimizer)
-    running, start = 0.0, time.monotonic()
-    progress = tqdm(range(first, args.steps), initial=first, total=args.steps, mininterval=5)
-    for step in progress:
-        rate = learning_rate(step, steps=args.steps, peak=args.learning_rate, warmup=args.warmup)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        batch = batch_at(tokens, step, size=args.batch_size, context=args.context, seed=args.seed)
-        loss = training_loss(batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        running += loss.item()
-        done = step + 1
-        if done % args.evaluate_every == 0 or done == args.steps:
-            since = (step % args.evaluate_every) + 1
-            value = held_out_loss(model, held, context=args.context)
-            append_log(
-                log,
-                {
-                    "step": done,
-                    "learning_rate": round(rate, 7),
-                    "train_loss": round(running / since, 4),
-                    "held_out_loss": round(value, 4),
-                    "seconds": round(time.monotonic() - start),
-                },
-            )
-            progress.set_postfix(train=f"{running / since:.3f}", held_out=f"{value:.3f}")
-            running = 0.0
-            save_checkpoint(checkpoint, model=model, optimizer=optimizer, step=done)
+    log = train(
+        model,
+        lambda step: training_loss(
+            batch_at(tokens, step, size=args.batch_size, context=args.context, seed=args.seed)
+        ),
+        lambda: {"held_out_loss": round(held_out_loss(model, held, context=args.context), 4)},
+        steps=args.steps,
+        learning_rate=args.learning_rate,
+        warmup=args.warmup,
+        weight_decay=args.weight_decay,
+        evaluate_every=args.evaluate_every,
+        checkpoint=args.work / "target.pt",
+    )
 
     # The stored weights are 16-bit; the figure reported is theirs, computed in 32-bit.
     model.half().save_pretrained(args.output)

@@ -18,12 +18,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from specmeta.models import fetch
 from specmeta.models.eagle3 import Eagle3Head
 from specmeta.serving.attention import ATTENTION_NAME
 
 __all__ = ["BUILT_IN", "Model", "ModelError", "check_fit", "load", "resolve"]
 
-BUILT_IN = ("austen",)
+BUILT_IN = ("austen", "smollm2")
+BUILT_IN_FOLDER = Path(__file__).parent
 # A model folder may bring its draft head along, in this subfolder.
 DRAFT_FOLDER = "draft"
 # The frequencies of the other kinds depend on how long the text has become, which the host would
@@ -59,18 +61,33 @@ class Model:
     tokenizer: PreTrainedTokenizerBase
     end_ids: frozenset[int]
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether the tokenizer has a chat template: the model answers rather than goes on."""
+        return bool(self.tokenizer.chat_template)
 
-def resolve(name: str) -> Path:
+
+def resolve(name: str, *, dtype: torch.dtype = torch.float32) -> Path:
     """Return the folder of the model `name`: a built-in one, or a directory.
+
+    Parameters
+    ----------
+    name : str
+        ``"austen"``, ``"smollm2"``, which is downloaded and converted the first time, or a
+        directory.
+    dtype : torch.dtype
+        What the model is going to be loaded as.
 
     Raises
     ------
     ModelError
-        It's neither.
+        It's neither, or can't be downloaded.
     """
-    if name in BUILT_IN:
-        return Path(__file__).parent / name
     with _reading(name):
+        if name == "smollm2":
+            return fetch.smollm2(dtype)
+        if name in BUILT_IN:
+            return BUILT_IN_FOLDER / name
         if Path(name).is_dir():
             return Path(name)
     raise ModelError(f"no model {name!r}: expected a directory or one of: {', '.join(BUILT_IN)}")
@@ -86,14 +103,15 @@ def load(
     """Load a Llama, its tokenizer and its EAGLE-3 head from folders in the Hugging Face layout.
 
     Weights are read from safetensors alone: nothing is unpickled, no code in a folder is run, and
-    nothing is downloaded.
+    nothing is downloaded but ``"smollm2"``, once.
 
     Parameters
     ----------
     name : str
-        ``"austen"``, the model that comes with the package, or a directory.
+        As in `resolve`.
     draft : str, optional
-        Directory of the head. Default: the model folder's ``draft``, where there is one.
+        Directory of the head. Default: that of a built-in model, or the model folder's ``draft``,
+        where there is one.
     dtype : torch.dtype
         Type of weights, activations and caches.
     device : torch.device or str
@@ -108,7 +126,7 @@ def load(
     ModelError
         Something is missing, can't be used here, or model and head don't fit each other.
     """
-    folder = resolve(name)
+    folder = resolve(name, dtype=dtype)
     target = _load_target(folder, dtype=dtype, device=device)
     vocab_size = target.config.vocab_size
     with _reading(f"{folder}: no tokenizer"):
@@ -121,12 +139,11 @@ def load(
             f"{folder}: the tokenizer doesn't fit the model: expected ids below {vocab_size}, "
             f"got {largest}"
         )
-    if draft is not None:
-        head_folder: Path | None = Path(draft)
-    else:
-        head_folder = folder / DRAFT_FOLDER if (folder / DRAFT_FOLDER).is_dir() else None
+    # The weights of a built-in model may come from elsewhere; its head comes with the package.
+    own = (BUILT_IN_FOLDER / name if name in BUILT_IN else folder) / DRAFT_FOLDER
+    head_folder = own if draft is None else Path(draft)
     head = None
-    if head_folder is not None:
+    if draft is not None or own.is_dir():
         with _reading(f"draft head: {head_folder}"):
             head = Eagle3Head.from_pretrained(
                 head_folder,

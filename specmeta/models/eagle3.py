@@ -132,7 +132,10 @@ class Eagle3Config:
             _expect(path, key, False, bool(data.get(key, False)))
         eagle = get(data, "eagle_config", _OBJECT, {})
         aux_key = "eagle_aux_hidden_state_layer_ids"
-        aux = get(data, aux_key, _INTEGERS, None) or get(eagle, aux_key, _INTEGERS, None)
+        # vLLM reads the first and SGLang the second, where i means what comes out of layer i.
+        aux = get(data, aux_key, _INTEGERS, None) or [
+            index + 1 for index in get(eagle, aux_key, _INTEGERS, [])
+        ]
         methods = get(speculators, "proposal_methods", _OBJECTS, None) or [{}]
         verifier = get(speculators, "verifier", _OBJECT, {})
         # The architectures of a plain config name the head's class, not a class of transformers.
@@ -428,13 +431,23 @@ class Eagle3Head(nn.Module):
         head.load_state_dict(tensors, assign=True)
         return head.eval()
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors`` into a folder, made if need be."""
+    def save_pretrained(self, directory: str | Path, *, embed_tokens: bool = True) -> None:
+        """Write ``config.json`` and ``model.safetensors`` into a folder, made if need be.
+
+        Parameters
+        ----------
+        directory : str or Path
+            The folder.
+        embed_tokens : bool
+            Whether to write the embedding; False where it's the target's.
+        """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.config.to_dict(), indent=2) + "\n"
         (directory / CONFIG_NAME).write_text(text, encoding="utf-8")
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        if not embed_tokens:
+            del tensors["embed_tokens.weight"]
         save_file(tensors, directory / WEIGHTS_NAME, metadata={"format": "pt"})
 
 
