@@ -43,15 +43,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "steps": 1000,
         "learning_rate": 2e-3,
         "warmup": 60,
+        "unroll": 4,
+        "decay": 0.9,
     },
     "smollm2": {
         "aux_layer_ids": AUX_LAYER_IDS,
         "own_embedding": False,
         "draft_vocab_size": 4096,
         "intermediate_size": 1024,
-        "steps": 3000,
+        "steps": 1500,
         "learning_rate": 1e-3,
         "warmup": 100,
+        "unroll": 3,
+        "decay": 0.7,
     },
 }
 # austen's prompts are windows of the novels: tokens a prompt, and of the text after it.
@@ -247,7 +251,11 @@ def windows(tokens: Tensor, *, count: int, length: int) -> list[Tensor]:
 
 
 def make_head(target: LlamaForCausalLM, args: argparse.Namespace, draft_ids: Tensor) -> Eagle3Head:
-    """Make a head that starts from the target's embedding, final norm and output matrix."""
+    """Make a head that starts in the basis of the target's own hidden states.
+
+    Embedding, final norm and output matrix are the target's, and `fc` passes on the last of the
+    auxiliary states: what the head adds to it is all that it has to learn.
+    """
     base = target.config
     layer = LlamaConfig(
         vocab_size=base.vocab_size,
@@ -282,6 +290,8 @@ def make_head(target: LlamaForCausalLM, args: argparse.Namespace, draft_ids: Ten
         head.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
         head.norm.weight.copy_(target.model.norm.weight)
         head.lm_head.weight.copy_(target.lm_head.weight[draft_ids])
+        head.fc.weight.mul_(0.25)
+        head.fc.weight[:, -base.hidden_size :] = torch.eye(base.hidden_size)
     head.embed_tokens.requires_grad_(args.own_embedding)
     return head
 
@@ -353,8 +363,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--eval-only", action="store_true", help="measure the stored head")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--unroll", type=int, default=4, help="draft steps to unroll")
-    parser.add_argument("--decay", type=float, default=0.9, help="a step's weight by the last's")
+    parser.add_argument("--unroll", type=int, help="draft steps to unroll")
+    parser.add_argument("--decay", type=float, help="a step's weight by the last's")
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--weight-decay", type=float, default=0.1)
@@ -406,7 +416,8 @@ def main() -> None:
     output_rows = target.lm_head.weight[draft_ids]
 
     # A checkpoint of another head, or of other texts, is of no use for these.
-    key = repr((sorted(vars(args).items(), key=str), len(answers), answers.sum().item()))
+    shape = (args.model, args.aux_layer_ids, args.draft_vocab_size, args.intermediate_size)
+    key = repr((shape, args.norm_before_residual, len(answers), answers.sum().item()))
 
     def loss_at(step: int) -> Tensor:
         batch = text_files.batch_at(texts, step, size=args.batch_size, seed=args.seed)
