@@ -408,8 +408,14 @@ class Eagle3Head(nn.Module):
         # Its frequencies aren't stored, and stay 32-bit whatever the type of the weights.
         head.rotary_emb = LlamaRotaryEmbedding(config.layer).to(device)
         tensors = _rename(load_file(path))
-        if embed_tokens is not None:
-            tensors.setdefault("embed_tokens.weight", embed_tokens.detach())
+        if embed_tokens is not None and "embed_tokens.weight" not in tensors:
+            sizes = [config.layer.vocab_size, config.layer.hidden_size]
+            if list(embed_tokens.shape) != sizes:
+                raise ValueError(
+                    f"{path}: no embed_tokens.weight, and the target's doesn't fit: "
+                    f"expected {sizes}, got {list(embed_tokens.shape)}"
+                )
+            tensors["embed_tokens.weight"] = embed_tokens.detach()
         if config.draft_vocab_size == config.layer.vocab_size:
             tensors.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         if "d2t" in tensors and "t2d" not in tensors:
