@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,8 +11,34 @@ import torch
 from torch import Tensor
 
 from specmeta import ops
+from specmeta.serving.ring import UploadRing
 
 _INT32_MAX = 2**31 - 1
+# What the host may have under way before it waits. A step of many rows takes a few kilobytes, and
+# each of the buffers also holds the longest prompt.
+_UPLOAD_BUFFERS = 4
+_UPLOAD_BYTES = 2**16
+# Buffers by row that have B + 1 entries; all others by row have B.
+_BY_ROW_AND_END = ("kv_indptr", "cu_seqlens_q")
+_BY_ROW = (
+    "row_to_slot",
+    "query_lens",
+    "seq_lens",
+    "cached_lens",
+    "padded_seq_lens",
+    "pages_per_seq",
+    "last_page_len",
+    "block_table",
+    "num_draft_tokens",
+    "num_accepted",
+    "num_rejected",
+    "next_tokens",
+    "token_indices",
+    "accepted_tokens",
+    "draft_ids",
+    "draft_position_ids",
+    "draft_slot_mapping",
+)
 
 
 def _integers(name: str, values: Iterable[Any], *, low: int, high: int = _INT32_MAX) -> list[int]:
@@ -33,9 +60,10 @@ class BatchMetadata:
     ``row_to_slot`` says which slot it carries. The device methods (:meth:`stage`,
     :meth:`accept_greedy`, :meth:`accept_sampled`, :meth:`draft_step`, :meth:`advance`) are one
     launch each (a draft model's first :meth:`draft_step` is two) and may be captured into a CUDA
-    graph. The host methods (:meth:`assign`, :meth:`add_pages`, :meth:`release`, :meth:`set_rows`,
-    :meth:`set_query_lens`) are copies in the order of the current stream: call them between
-    replays, never inside a captured step. Nothing here reads the device.
+    graph. The host methods (:meth:`assign`, :meth:`add_pages`, :meth:`drop_pages`,
+    :meth:`release`, :meth:`set_rows`, :meth:`set_query_lens`) are copies in the order of the
+    current stream: call them between replays, never inside a captured step, and always on the same
+    stream. Nothing here reads the device.
 
     The buffers are marked as static addresses for ``torch.compile``, so that
     ``mode="reduce-overhead"`` captures them in place instead of copying them for every call.
@@ -68,9 +96,14 @@ class BatchMetadata:
     pad_page, pad_slot, pad_token, pad_seq_len : int
         As in :func:`specmeta.stage`.
     ledger : BatchMetadata, optional
-        The target's batch, for a separate draft model's. ``tokens``, ``known_lens``,
+        The target's batch, for a drafter that has pages of its own. ``tokens``, ``known_lens``,
         ``num_drafts``, ``row_to_slot`` and ``num_rows`` are then the target's own, and
         :meth:`stage` continues where the draft's cache ends, as far as the target has committed.
+    eagle : bool
+        Whether that drafter is an Eagle head, not a draft model. It reads the target's tokens
+        shifted by one, as far as the target has committed them: there it has hidden states, at
+        the same index. What it writes behind that, from its own hidden states, it writes anew
+        once the target has some. ``query_lens``, too, are the target's own.
 
     Attributes
     ----------
@@ -129,6 +162,7 @@ class BatchMetadata:
         pad_token: int = 0,
         pad_seq_len: int = 0,
         ledger: BatchMetadata | None = None,
+        eagle: bool = False,
     ) -> None:
         for name, size, low in (
             ("max_rows", max_rows, 0),
@@ -144,6 +178,8 @@ class BatchMetadata:
             raise ValueError(f"index_dtype: expected int32 or int64, got {index_dtype}")
         if pad_seq_len not in (0, 1):
             raise ValueError(f"pad_seq_len: expected 0 or 1, got {pad_seq_len}")
+        if eagle and ledger is None:
+            raise ValueError("eagle: expected a ledger, the target's batch")
         if ledger is not None:
             if max_slots != ledger.max_slots:
                 raise ValueError(
@@ -162,6 +198,8 @@ class BatchMetadata:
         self._pads = {"pad_page": pad_page, "pad_slot": pad_slot, "pad_seq_len": pad_seq_len}
         self._pad_token = pad_token
         self._target = ledger
+        self._eagle = eagle
+        self._views: dict[int, BatchMetadata] = {}
         self._pages_of: list[list[int]] = [[] for _ in range(max_slots)]  # as the host gave them
 
         def buffer(*shape: int, dtype: torch.dtype = torch.int32, fill: int = 0) -> Tensor:
@@ -213,6 +251,43 @@ class BatchMetadata:
             self.known_lens = ledger.known_lens
             self.num_drafts = ledger.num_drafts
             self.tokens = ledger.tokens
+        if ledger is not None and eagle:
+            self.query_lens = ledger.query_lens
+        longest = max(rows, max_pages, self.tokens.shape[1] if ledger is None else 0)
+        self._uploads = UploadRing(
+            _UPLOAD_BUFFERS, max(8 * longest, _UPLOAD_BYTES), device=self.device
+        )
+
+    def first_rows(self, count: int) -> BatchMetadata:
+        """Return the same batch, seen through its first rows: for a launch that has fewer.
+
+        Everything by slot and by token is shared, ``num_rows`` too, and what stands by row is
+        another view of the same memory. Rows are set on the whole batch. Ask before a capture for
+        what it uses: inside, a new view would be the capture's own.
+
+        Parameters
+        ----------
+        count : int
+            At most ``max_rows``.
+
+        Returns
+        -------
+        BatchMetadata
+            The same object for the same count.
+        """
+        count = _integers("count", [count], low=0, high=self.max_rows)[0]
+        if count == self.max_rows:
+            return self
+        if count not in self._views:
+            view = copy.copy(self)
+            view.max_rows = count
+            for names, size in ((_BY_ROW, count), (_BY_ROW_AND_END, count + 1)):
+                for name in names:
+                    part = getattr(self, name)[:size]
+                    torch._dynamo.mark_static_address(part)
+                    setattr(view, name, part)
+            self._views[count] = view
+        return self._views[count]
 
     # The device's part.
 
@@ -252,14 +327,18 @@ class BatchMetadata:
             The launch uses only this many of the T tokens (frozen by capture).
         """
         target, n = self._target, self._num_tokens(num_tokens)
+        known_lens, tokens = self.known_lens, self.tokens
+        if target is not None and self._eagle:
+            # At index p it reads token p + 1, and a hidden state that committed tokens have.
+            known_lens, tokens = target.committed_lens, self.tokens[:, 1:]
         ops.stage(
             self.committed_lens if target is None else self.written_lens,
             limit_lens=None if target is None else target.committed_lens,
-            known_lens=self.known_lens,
-            # A separate draft model reads what is certain and makes its own drafts.
+            known_lens=known_lens,
+            # A drafter of its own reads what is certain and makes its own drafts.
             num_drafts=self.num_drafts if target is None else None,
             query_lens=self.query_lens,
-            tokens=self.tokens,
+            tokens=tokens,
             cu_seqlens_q=self.cu_seqlens_q,
             seq_lens=self.seq_lens,
             position_ids=self.position_ids[:n],
@@ -353,22 +432,24 @@ class BatchMetadata:
         last : bool
             Record only: there is no pass behind it.
         """
-        # Eagle ran all verified tokens, shifted by one; a draft model ran only what is certain, and
-        # no acceptance has told it where its rows ended.
-        eagle = self._target is None
-        if not eagle and index == 0:
+        # In the target's own batch, Eagle ran all verified tokens. A drafter with pages of its own
+        # ran only what is certain, and no acceptance has told it where its rows ended.
+        own, first = self._target is not None, index == 0
+        if own and first:
             torch.sub(self.seq_lens, 1, out=self.draft_position_ids)
+        # What Eagle's later passes write comes of its own hidden states: it doesn't count.
+        writes = first or not self._eagle
         ops.draft_step(
             self.seq_lens,
             position_ids=self.draft_position_ids,
-            num_rejected=self.num_rejected if eagle and index == 0 else None,
+            num_rejected=self.num_rejected if first and not own else None,
             draft_tokens=draft_tokens,
             draft_index=index,
-            shift=1 if eagle else 0,
+            shift=0 if own and not self._eagle else 1,
             last=last,
             known_lens=self.known_lens,
             num_drafts=self.num_drafts,
-            written_lens=self.written_lens,
+            written_lens=self.written_lens if writes else None,
             tokens=self.tokens,
             input_ids=self.draft_ids,
             slot_mapping=self.draft_slot_mapping,
@@ -418,13 +499,8 @@ class BatchMetadata:
     # The host's part. Everything is checked before anything is written.
 
     def _send(self, values: Sequence[int], to: Tensor) -> None:
-        """Copy host integers into a buffer, in stream order and without waiting.
-
-        Pinned memory is fresh for every copy: torch's allocator hands it out again only once the
-        copy is done.
-        """
-        source = torch.tensor(values, dtype=to.dtype, pin_memory=self.device.type == "cuda")
-        to.copy_(source, non_blocking=True)
+        """Copy host integers into a buffer, in stream order."""
+        self._uploads.send(values, to)
 
     def _check_slot(self, slot: int) -> int:
         return _integers("slot", [slot], low=0, high=self.max_slots - 1)[0]
@@ -447,7 +523,7 @@ class BatchMetadata:
         self.num_pages[slot].fill_(begin + len(pages))
 
     def assign(self, slot: int, prompt: Sequence[int], pages: Sequence[int]) -> None:
-        """Give a slot a prompt and pages. What the slot held before is gone.
+        """Give a slot a prompt and pages. What the slot held before is gone, its status too.
 
         Parameters
         ----------
@@ -477,8 +553,8 @@ class BatchMetadata:
             self._send(tokens, self.tokens[slot, : len(tokens)])
             self.known_lens[slot].fill_(len(tokens))
             self.num_drafts[slot].zero_()
-        self.committed_lens[slot].zero_()
-        self.written_lens[slot].zero_()
+        for buffer in (self.committed_lens, self.written_lens, self.status):
+            buffer[slot].zero_()
         self._put_pages(slot, new_pages)
 
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
@@ -496,6 +572,34 @@ class BatchMetadata:
         """
         slot = self._check_slot(slot)
         self._put_pages(slot, self._check_pages(pages, self._pages_of[slot]))
+
+    def drop_pages(self, slot: int, keep: int) -> list[int]:
+        """Take pages off a slot's end.
+
+        Parameters
+        ----------
+        slot : int
+        keep : int
+            How many of the slot's first pages stay.
+
+        Returns
+        -------
+        list of int
+            The others. They may be given away once the launches already queued are done.
+
+        Raises
+        ------
+        ValueError
+            The slot does not exist, or holds fewer pages; nothing has been changed then.
+        """
+        slot = self._check_slot(slot)
+        held = self._pages_of[slot]
+        keep = _integers("keep", [keep], low=0, high=len(held))[0]
+        dropped = held[keep:]
+        del held[keep:]
+        self.num_pages[slot].fill_(keep)
+        self.page_table[slot, keep:].fill_(-1)
+        return dropped
 
     def release(self, slot: int) -> None:
         """Empty a slot. Its pages may be given away once the launches already queued are done.
@@ -549,6 +653,8 @@ class BatchMetadata:
         ValueError
             More rows than the batch has, or a negative length; nothing has been changed then.
         """
+        if self._eagle:
+            raise ValueError("query_lens: Eagle has its target's")
         rows = self.max_rows
         lens = _integers("query_lens", query_lens, low=0)
         if len(lens) > rows:

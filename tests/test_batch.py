@@ -150,6 +150,99 @@ def test_release_and_reuse(device: str) -> None:
     assert batch.page_table[0].tolist()[:2] == [2, 1]
 
 
+def test_an_eagle_head_with_pages_of_its_own(device: str) -> None:
+    batch = _batch(device)
+    draft = _batch(device, page_size=2, max_pages=6, ledger=batch, eagle=True)
+    assert draft.query_lens is batch.query_lens
+    batch.assign(2, [11, 12, 13, 14, 15], [1, 2])
+    draft.assign(2, [], [5, 6, 7, 8])
+    batch.set_rows([-1, 2], [3, 3])
+
+    def target(*tokens: int) -> Tensor:
+        return torch.tensor([*tokens, *[0] * (9 - len(tokens))], device=device)
+
+    batch.stage()
+    batch.accept_greedy(target(0, 0, 0))
+    draft.stage()
+    assert draft.input_ids.tolist() == [12, 13, 14, *[0] * 6]  # one token on
+    assert draft.position_ids.tolist()[:3] == [0, 1, 2]
+    assert draft.slot_mapping.tolist()[:4] == [10, 11, 12, -1]
+    drafts = torch.tensor([0, 16, 0], device=device)
+    draft.draft_step(drafts, index=0)  # in the middle of a prompt
+    draft.draft_step(drafts, index=1, last=True)
+    assert (batch.num_drafts[2], draft.written_lens[2]) == (0, 3)
+
+    batch.stage()
+    batch.accept_greedy(target(0, 16))
+    draft.stage()
+    assert draft.input_ids.tolist()[:3] == [15, 16, 0]
+    assert draft.cached_lens.tolist() == [0, 3, 0]
+    draft.draft_step(drafts + 1, index=0)
+    assert draft.draft_position_ids.tolist() == [0, 5, 0]
+    assert draft.draft_slot_mapping.tolist() == [-1, 15, -1]
+    draft.draft_step(drafts + 2, index=1, last=True)
+    assert batch.tokens[2].tolist()[:8] == [11, 12, 13, 14, 15, 16, 17, 18]
+    assert (batch.num_drafts[2], draft.written_lens[2]) == (2, 5)
+
+    batch.stage()
+    batch.accept_greedy(target(17, 18, 19))  # both stand
+    draft.stage()
+    # All that were verified, those it had drafted too: now the target has hidden states for them.
+    assert draft.cached_lens.tolist() == [0, 5, 0]
+    assert draft.input_ids.tolist()[:4] == [17, 18, 19, 0]
+    assert [*batch.status.tolist(), *draft.status.tolist()] == [0] * 10
+
+
+def test_first_rows(device: str) -> None:
+    sizes = {"max_slots": 7, "max_tokens": 11, "max_pages": 5}
+    batch = _batch(device, **sizes)
+    draft = _batch(device, page_size=2, **sizes | {"max_pages": 6}, ledger=batch, eagle=True)
+    for whole in (batch, draft):
+        part = whole.first_rows(2)
+        assert part.max_rows == 2
+        assert whole.first_rows(2) is part
+        assert whole.first_rows(3) is whole
+        assert part.first_rows(2) is part
+        for name, buffer in _buffers(whole).items():
+            view = getattr(part, name)
+            assert view.data_ptr() == buffer.data_ptr(), name
+            # Nothing else has 3 or 4 entries.
+            expected = {3: 2, 4: 3}.get(len(buffer), len(buffer))
+            assert len(view) == expected, name
+    with pytest.raises(ValueError, match=r"count: expected integers in \[0, 3\], got 4"):
+        batch.first_rows(4)
+
+    batch.assign(5, [1, 2, 3], [1])
+    batch.set_rows([-1, 5], [3, 3])
+    batch.seq_lens.fill_(99)
+    batch.first_rows(2).stage()
+    assert batch.seq_lens.tolist() == [0, 3, 99]
+    assert batch.cu_seqlens_q.tolist() == [0, 0, 3, 0]
+    batch.set_rows([-1, -1, 5], [3, 3, 3])  # more rows than the launch has
+    batch.first_rows(2).stage()
+    assert batch.seq_lens.tolist() == [0, 0, 99]
+
+
+def test_pages_come_and_go(device: str) -> None:
+    batch = _batch(device)
+    batch.assign(1, [7] * 12, [5, 3, 8])
+    batch.set_rows([1], [9])
+    assert batch.drop_pages(1, 1) == [3, 8]
+    batch.stage()
+    assert batch.seq_lens.tolist() == [4, 0, 0]  # what has room
+    assert batch.status.tolist() == [0, 1, 0, 0, 0]
+    assert batch.page_table[1].tolist() == [5, -1, -1]
+    batch.add_pages(1, [3])
+    batch.stage()
+    assert batch.kv_indices.tolist()[:3] == [5, 3, 0]
+    assert batch.drop_pages(1, 2) == []
+    assert batch.drop_pages(1, 0) == [5, 3]
+    batch.stage()
+    assert batch.seq_lens.tolist() == [0, 0, 0]
+    batch.assign(1, [7], [2])
+    assert batch.status.tolist() == [0] * 5  # what it held before is gone
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -176,6 +269,9 @@ def test_release_and_reuse(device: str) -> None:
         (lambda b: b.add_pages(1, [2]), r"pages: expected each once, got \[2\] behind \[1, 2\]"),
         (lambda b: b.add_pages(1, [4, 5]), r"pages: expected at most 3, got 2 \+ 2"),
         (lambda b: b.add_pages(1, [2**31]), r"pages: expected integers in .*, got 2147483648"),
+        (lambda b: b.drop_pages(1, 3), r"keep: expected integers in \[0, 2\], got 3"),
+        (lambda b: b.drop_pages(1, -1), r"keep: expected integers in \[0, 2\], got -1"),
+        (lambda b: b.drop_pages(4, 0), r"slot: expected integers in \[0, 3\], got 4"),
         (lambda b: b.release(7), r"slot: expected integers in \[0, 3\], got 7"),
         (lambda b: b.set_rows([0, 1, 2, 3], [1] * 4), "at most 3 of each, got 4 and 4"),
         (lambda b: b.set_rows([0], [1, 1]), "at most 3 of each, got 1 and 2"),
@@ -191,6 +287,7 @@ def test_release_and_reuse(device: str) -> None:
         (lambda b: b.set_query_lens([1] * 4), "query_lens: expected at most 3, got 4"),
         (lambda b: _batch(ledger=b).assign(0, [1], [1]), "a draft model reads the target's"),
         (lambda b: _batch(ledger=b).set_rows([0], [1]), "a draft model has its target's rows"),
+        (lambda b: _batch(ledger=b, eagle=True).set_query_lens([1]), "Eagle has its target's"),
         (lambda b: b.stage(num_tokens=-1), "num_tokens: expected 0 to 9, got -1"),
         (lambda b: b.stage(num_tokens=10), "num_tokens: expected 0 to 9, got 10"),
         (lambda b: b.accept_greedy(torch.zeros(10).long()), "num_tokens: expected 0 to 9, got 10"),
@@ -219,6 +316,7 @@ def test_errors_change_nothing(call: Any, message: str) -> None:
         ({"pad_seq_len": 2}, "pad_seq_len: expected 0 or 1, got 2"),
         ({"index_dtype": torch.int16}, "index_dtype: expected int32 or int64, got torch.int16"),
         ({"ledger": _batch(max_slots=5)}, "max_slots: expected the ledger's 5, got 4"),
+        ({"eagle": True}, "eagle: expected a ledger, the target's batch"),
         ({"ledger": _batch(), "ledger_len": 9}, "ledger_len: expected none beside a ledger, got 9"),
     ],
 )

@@ -64,6 +64,27 @@ def head(*, seed: int = 1, **changes: Any) -> Eagle3Head:
     return model
 
 
+def train(head: Eagle3Head, target: LlamaForCausalLM, texts: list[list[int]]) -> None:
+    """Teach a head of the whole vocabulary some texts of its target, all of one length.
+
+    Enough that many of its drafts stand, and many don't.
+    """
+    ids = torch.tensor(texts)
+    aux_ids = head.config.resolve_aux_layer_ids(target.config.num_hidden_layers)
+    with torch.no_grad():
+        states = target(ids, use_cache=False, output_hidden_states=True).hidden_states
+        aux = torch.cat([states[index] for index in aux_ids], dim=-1)[:, :-2]
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+    positions = torch.arange(ids.shape[1] - 2)[None]
+    for _ in range(60):
+        hidden = head(head.embed_tokens(ids[:, 1:-1]), head.combine_aux(aux), positions)
+        loss = nn.functional.cross_entropy(head.logits(hidden).flatten(0, 1), ids[:, 2:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    head.requires_grad_(False)
+
+
 class BigramHead(nn.Module):
     """Stands in for a head: drafts what most often followed the last token in given texts.
 

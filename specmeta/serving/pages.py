@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["OutOfPagesError", "PageAllocator"]
+__all__ = ["OutOfPagesError", "PageAllocator", "PagePool"]
 
 
 class OutOfPagesError(RuntimeError):
@@ -84,3 +84,25 @@ class PageAllocator:
         for page in pages:
             self._is_free[page] = True
         self._free.extend(reversed(pages))
+
+
+class PagePool(PageAllocator):
+    """The pages of a cache, and how many tokens each holds.
+
+    Parameters
+    ----------
+    num_pages : int
+        Number of pages, page 0 included; at least 1.
+    page_size : int
+        Tokens a page, at least 1.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        super().__init__(num_pages)
+        if page_size < 1:
+            raise ValueError(f"page_size: expected at least 1, got {page_size}")
+        self.page_size = page_size
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Return how many pages hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
