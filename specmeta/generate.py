@@ -13,20 +13,16 @@ True
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from specmeta.batch import BatchMetadata
-from specmeta.graph import capture
 from specmeta.models import Model
 from specmeta.serving.attention import ATTENTION_NAME
-from specmeta.serving.one_model import OneModelStep
-from specmeta.serving.pages import PageAllocator
-from specmeta.status import Status
+from specmeta.serving.engine import Engine, encode
+from specmeta.serving.request import RequestError, SamplingParams
 
 __all__ = ["Generation", "RequestError", "Text", "generate", "plain_greedy"]
 
@@ -36,10 +32,6 @@ MAX_DRAFTS = 64
 PROMPT_CHUNK = 64
 # What torch says where the CPU's memory isn't enough: only a GPU's has an error of its own type.
 LACK_OF_MEMORY = re.compile("DefaultCPUAllocator|Storage size calculation overflowed")
-
-
-class RequestError(ValueError):
-    """A prompt or setting that can't be served; the message says why."""
 
 
 @dataclass
@@ -192,73 +184,48 @@ def generate(
         raise RequestError(f"{model.name} has no draft head: name one, or use 0 drafts")
     texts = _read_prompts(model, prompts, max_new_tokens=max_new_tokens, raw=raw)
 
-    # A row's cache has room for its text and for drafts that go past the end of it.
-    lens = [len(t.prompt_ids) + max_new_tokens + 2 * num_drafts for t in texts]
-    counts = [-(-min(length, limit) // page_size) for length in lens]
-    pages = PageAllocator(1 + sum(counts))
-    owned = [pages.allocate(count) for count in counts]
-
+    # All of them have their places and pages from the first step to the last.
+    lens = [len(t.prompt_ids) + max_new_tokens + 2 * (num_drafts + 1) for t in texts]
+    lens = [min(length, limit) for length in lens]
     longest = max(len(t.prompt_ids) for t in texts)
     chunk = min(prompt_chunk, longest)
     try:
-        step = OneModelStep(
-            model.target,
-            model.head,
-            rows=len(texts),
+        engine = Engine(
+            model,
             num_drafts=num_drafts,
-            max_query_len=max(chunk, num_drafts + 1),
+            max_rows=len(texts),
+            max_tokens=len(texts) * max(chunk, num_drafts + 1),
+            prompt_chunk=chunk,
             page_size=page_size,
-            num_pages=pages.num_pages,
-            max_pages=max(counts),
+            num_pages=1 + sum(-(-length // page_size) for length in lens),
+            max_seq_len=max(lens),
+            # One batch, whose texts mostly end together: a step more would be wasted on each.
+            overlap=False,
+            captured=captured,
         )
     except ValueError as error:
         raise RequestError(f"more than the operations can count: {error}") from error
-    for slot, text in enumerate(texts):
-        step.batch.assign(slot, text.prompt_ids, owned[slot])
-
-    def prepare(query_len: int) -> Callable[[], None]:
-        if captured:
-            return capture(lambda: step.run(query_len), num_rows=step.batch.num_rows).replay
-        return lambda: step.run(query_len)
-
-    prompt_step, decode_step = prepare(chunk), prepare(num_drafts + 1)
-    # The host knows how long the prompts are: it needn't ask the device when they're through.
-    prompt_steps = -(-longest // chunk)
-    result = Generation(texts, num_drafts, drafted=[0] * num_drafts, accepted=[0] * num_drafts)
-    rows = list(range(len(texts)))
-    with torch.no_grad():
-        while max(rows) >= 0:
-            in_prompt = result.steps < prompt_steps
-            started = time.perf_counter()
-            step.batch.set_rows(rows, [chunk if in_prompt else num_drafts + 1] * len(rows))
-            (prompt_step if in_prompt else decode_step)()
-            # The one thing that the host reads, outside the captured step.
-            outcome = step.outcome.tolist()
-            result.seconds += time.perf_counter() - started
-            result.steps += 1
-            for row, (verified, *emitted) in enumerate(outcome):
-                if rows[row] < 0:
-                    continue
-                emitted = [token for token in emitted if token >= 0]
-                if not emitted and not in_prompt:
-                    raise RuntimeError(f"row {row} stands still: {_describe(step.batch)}")
-                text = texts[row]
-                if text.token_ids:
-                    result.target_passes += 1
-                    for position in range(verified):
-                        result.drafted[position] += 1
-                        result.accepted[position] += position < len(emitted) - 1
-                _append(text, emitted, model.end_ids, max_new_tokens)
-                piece = _new_text(model, text)
-                if piece and on_text is not None:
-                    on_text(row, piece)
-                if text.finish:
-                    # The row stays where it is, empty; its neighbours don't notice.
-                    step.batch.release(row)
-                    pages.free(owned[row])
-                    rows[row] = -1
-    _check_status(step.batch)
-    return result
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    requests = [
+        engine.submit(text.prompt_ids, params, on_text=_on_piece(on_text, index))
+        for index, text in enumerate(texts)
+    ]
+    engine.run()
+    for text, request in zip(texts, requests, strict=True):
+        if request.finish == "error":
+            raise RuntimeError(request.error)
+        text.token_ids, text.text = request.token_ids, request.text
+        text.finish = request.finish
+    stats = engine.stats
+    return Generation(
+        texts,
+        num_drafts,
+        steps=stats.steps,
+        target_passes=stats.target_passes,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        seconds=stats.seconds,
+    )
 
 
 @_refuse_lack_of_memory()
@@ -301,26 +268,17 @@ def plain_greedy(model: Model, generation: Generation, *, max_new_tokens: int) -
         model.target.set_attn_implementation(ATTENTION_NAME)
 
 
-def _append(text: Text, emitted: list[int], end_ids: frozenset[int], max_new_tokens: int) -> None:
-    """Append what a step gave. The device commits past an end token; the text ends there."""
-    for token in emitted:
-        text.token_ids.append(token)
-        if token in end_ids:
-            text.finish = "end"
-        elif len(text.token_ids) == max_new_tokens:
-            text.finish = "length"
-        if text.finish:
-            return
+def _on_piece(
+    on_text: Callable[[int, str], None] | None, index: int
+) -> Callable[[str], None] | None:
+    if on_text is None:
+        return None
 
+    def tell(piece: str) -> None:
+        if piece:  # the end of the text says nothing
+            on_text(index, piece)
 
-def _new_text(model: Model, text: Text) -> str:
-    """Decode `text` anew and return what has come since the last time."""
-    decoded = str(model.tokenizer.decode(text.token_ids, skip_special_tokens=True))
-    # The first bytes of a character decode to the replacement character: wait for the rest.
-    if not text.finish and decoded.endswith("\ufffd"):
-        return ""
-    piece, text.text = decoded[len(text.text) :], decoded
-    return piece
+    return tell
 
 
 def _read_prompts(
@@ -330,48 +288,12 @@ def _read_prompts(
         raise RequestError(f"prompts: expected a list of them, got the text {prompts!r}")
     if not prompts:
         raise RequestError("no prompts")
-    config = model.target.config
-    texts = []
-    for prompt in prompts:
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"a prompt isn't valid Unicode: {error}") from error
-        ids = _encode(model, prompt, raw=raw) if prompt else []
-        if not ids:
-            raise RequestError("a prompt is empty")
-        if max(ids) >= config.vocab_size:
+    limit = model.target.config.max_position_embeddings
+    texts = [Text(prompt, encode(model, prompt, raw=raw)) for prompt in prompts]
+    for text in texts:
+        if len(text.prompt_ids) + max_new_tokens > limit:
             raise RequestError(
-                f"the tokenizer doesn't fit the model: expected ids below {config.vocab_size}, "
-                f"got {max(ids)}"
+                f"a prompt of {len(text.prompt_ids)} tokens and {max_new_tokens} new ones: "
+                f"the model has {limit} positions"
             )
-        if len(ids) + max_new_tokens > config.max_position_embeddings:
-            raise RequestError(
-                f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones: the model has "
-                f"{config.max_position_embeddings} positions"
-            )
-        texts.append(Text(prompt, ids))
     return texts
-
-
-def _encode(model: Model, prompt: str, *, raw: bool) -> list[int]:
-    if raw or not model.is_chat:
-        return list(model.tokenizer(prompt)["input_ids"])
-    message = {"role": "user", "content": prompt}
-    try:
-        ids = model.tokenizer.apply_chat_template(
-            [message], add_generation_prompt=True, return_dict=False
-        )
-    except Exception as error:  # a template is a program that comes with the model
-        raise RequestError(f"the model's chat template: {error}; --raw does without") from error
-    return list(ids)
-
-
-def _describe(batch: BatchMetadata) -> str:
-    return ", ".join(f"slot {s}: {Status(bits)!r}" for s, bits in enumerate(batch.status.tolist()))
-
-
-def _check_status(batch: BatchMetadata) -> None:
-    """Raise where the operations reported anything but drafts that found no room."""
-    if any(bits & ~Status.OVERFLOW for bits in batch.status.tolist()):
-        raise RuntimeError(f"the operations report {_describe(batch)}")

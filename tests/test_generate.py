@@ -16,9 +16,9 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from specmeta import BatchMetadata, models
 from specmeta.generate import Generation, RequestError, generate, plain_greedy
 from specmeta.graph import capture
-from specmeta.serving import one_model
+from specmeta.serving import step as step_module
 from specmeta.serving.attention import ATTENTION_NAME
-from specmeta.serving.one_model import OneModelStep
+from specmeta.serving.one_model import OneModelStep, Shape
 
 # One token, one more than a chunk of 4, several chunks, a chunk to the token.
 PROMPTS = ["q", "hello", "the quick brown fox jumps", "twelve chars"]
@@ -238,12 +238,13 @@ def make_step(model: models.Model, *, num_drafts: int, rows: int = 2) -> OneMode
     step = OneModelStep(
         model.target,
         model.head,
-        rows=rows,
+        max_rows=rows,
+        max_slots=rows,
+        max_tokens=8 * rows,
+        max_seq_len=64,
         num_drafts=num_drafts,
-        max_query_len=8,
         page_size=4,
         num_pages=1 + 16 * rows,
-        max_pages=16,
     )
     for slot in range(rows):
         prompt = model.tokenizer(PROMPTS[slot + 1])["input_ids"]
@@ -258,9 +259,12 @@ def test_k_plus_2_launches_a_step(tiny: models.Model, num_drafts: int) -> None:
     step.batch.set_rows([0, 1], [8, 8])
     expected = ["stage", "accept_greedy"] + ["draft_step"] * num_drafts
     with torch.no_grad(), Operations() as operations:
-        step.run(8)
+        step.run(Shape(2, 16, 8))
     assert operations.names == expected
-    trace = capture(lambda: step.run(num_drafts + 1), num_rows=step.batch.num_rows).trace
+    trace = capture(
+        lambda: step.run(Shape(2, 2 * (num_drafts + 1), num_drafts + 1)),
+        num_rows=step.batch.num_rows,
+    ).trace
     assert trace is not None
     targets = [str(node.target) for node in trace.graph.nodes]
     assert [t.split(".")[1] for t in targets if t.startswith("specmeta.")] == expected
@@ -269,6 +273,7 @@ def test_k_plus_2_launches_a_step(tiny: models.Model, num_drafts: int) -> None:
 @pytest.mark.parametrize("num_drafts", [2, 4])
 def test_without_rows_nothing_changes(tiny: models.Model, num_drafts: int) -> None:
     step = make_step(tiny, num_drafts=num_drafts)
+    assert step.drafter is not None
     batch = step.batch
     by_slot = [
         batch.tokens,
@@ -282,15 +287,15 @@ def test_without_rows_nothing_changes(tiny: models.Model, num_drafts: int) -> No
     ]
     caches = [
         tensor
-        for cache in (step.target_cache, step.head_cache)
+        for cache in (step.target_cache, step.drafter.cache)
         for tensor in (*cache.keys, *cache.values)
     ]
     batch.set_rows([0, 1], [8, 8])
     with torch.no_grad():
-        step.run(8)
+        step.run(Shape(2, 16, 8))
         batch.num_rows.zero_()
         before = [tensor.clone() for tensor in by_slot + caches]
-        step.run(num_drafts + 1)
+        step.run(Shape(2, 2 * (num_drafts + 1), num_drafts + 1))
     for tensor, old in zip(by_slot, before, strict=False):
         assert torch.equal(tensor, old)
     for tensor, old in zip(caches, before[len(by_slot) :], strict=True):
@@ -344,7 +349,7 @@ def test_every_draft_is_the_heads_own(
         for index in range(12):
             query_len = 8 if index < 4 else 4
             step.batch.set_rows([0, 1], [query_len] * 2)
-            step.run(query_len)
+            step.run(Shape(2, 2 * query_len, query_len))
             for slot in range(2):
                 count, known = int(step.batch.num_drafts[slot]), int(step.batch.known_lens[slot])
                 if count == 0:  # in the middle of a prompt
@@ -407,7 +412,7 @@ def test_lack_of_memory(
     def allocate(*_: object, device: torch.device, **__: object) -> torch.Tensor:
         return torch.zeros(shape, device=device)
 
-    monkeypatch.setattr(one_model, "KVCache", allocate)
+    monkeypatch.setattr(step_module, "KVCache", allocate)
     with pytest.raises(RequestError, match="not enough memory for these prompts and settings: "):
         generate(tiny, ["a"])
 
