@@ -6,16 +6,28 @@ Exit codes: 0, 1 where a check fails, 2 for bad input, 130 for an interrupt.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import os
-import re
+import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from specmeta import __version__
+from specmeta._command import (
+    DTYPES,
+    Parser,
+    add_engine_options,
+    check_range,
+    check_threads,
+    find_device,
+    format_place,
+    format_rate,
+    set_up,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -23,20 +35,17 @@ if TYPE_CHECKING:
     from specmeta.generate import Generation
     from specmeta.models import Model
 
-__all__ = ["generate", "main"]
+__all__ = ["generate", "main", "serve"]
 
 COMMANDS = {
     "generate": "generate text, speculating with a draft head",
+    "serve": "answer HTTP requests in the form of OpenAI's",
+    "matrix": "decode the same prompts in every way, and compare the texts",
+    "eval": "test how often a model's answers are right",
     "doctor": "say what was built, and what is missing",
 }
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
+# Commands that have a module of their own.
+MODULES = {"matrix": "matrix", "eval": "evaluate", "doctor": "doctor"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,22 +62,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(
-        prog="specmeta", description="Metadata of speculative decoding, on the device."
-    )
+    parser = Parser(prog="specmeta", description="Metadata of speculative decoding, on the device.")
     parser.add_argument("--version", action="version", version=f"specmeta {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
-    if parser.parse_args(arguments[:1]).command == "generate":
-        try:
-            return generate(arguments[1:])
-        except KeyboardInterrupt:
-            return 130
-    # Imported here: torch takes seconds, which bad arguments needn't wait for.
-    from specmeta import doctor
-
-    return doctor.main(arguments[1:])
+    command = parser.parse_args(arguments[:1]).command
+    runs = {"generate": generate, "serve": serve}
+    try:
+        if command in runs:
+            return runs[command](arguments[1:])
+        module = importlib.import_module(f"specmeta.{MODULES[command]}")
+        code: int = module.main(arguments[1:])
+        return code
+    except KeyboardInterrupt:
+        return 130
 
 
 def generate(argv: Sequence[str]) -> int:
@@ -88,26 +96,15 @@ def generate(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     try:
         prompts = _read_prompts(args)
-        _check_threads(args.threads)
-        device = _device(args.device)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-
-    try:
-        import rich  # noqa: F401
-        import safetensors  # noqa: F401
-        import transformers
-    except ImportError as error:
-        parser.error(f"{error.name} is missing: pip install 'specmeta[generate]'")
+    device = set_up(parser, args)
     import torch
 
     from specmeta.generate import RequestError, plain_greedy
     from specmeta.generate import generate as decode
     from specmeta.models import ModelError, load
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(args.threads)
     settings = {
         "max_new_tokens": args.max_new_tokens,
         "page_size": args.page_size,
@@ -137,7 +134,7 @@ def generate(argv: Sequence[str]) -> int:
 
 
 def _generate_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="specmeta generate",
         description="Generate text greedily, all prompts in one batch, with drafts of an EAGLE-3 "
         "head verified by the model; then check the text against plain greedy decoding.",
@@ -146,29 +143,128 @@ def _generate_parser() -> argparse.ArgumentParser:
     default = "(default: %(default)s)"
     add("--prompt", action="append", default=[], metavar="TEXT", help="may be repeated")
     add("--prompts", type=Path, metavar="FILE", help="a file of prompts, one a line")
-    add(
-        "--model",
-        default="austen",
-        help=f"a Llama's directory, or one built in: austen, smollm2 (downloaded once) {default}",
-    )
-    add("--draft", metavar="DIR", help="the EAGLE-3 head (default: the model's own)")
     add("--raw", action="store_true", help="continue prompts, without the model's chat template")
     add("--max-new-tokens", type=int, default=64, metavar="N", help=f"a prompt {default}")
-    add(
-        "-k",
-        "--num-drafts",
-        type=int,
-        default=4,
-        metavar="K",
-        help=f"drafts a step, 0 = none {default}",
-    )
-    add("--dtype", choices=DTYPES, default="fp32", help=f"of weights and cache {default}")
-    add("--device", default="cpu", help=f"cpu, cuda or cuda:N {default}")
-    add("--page-size", type=int, default=16, metavar="N", help=f"tokens a page {default}")
-    # Where another program runs, two threads wait for each other at every small operation.
-    add("--threads", type=int, default=1, metavar="N", help=f"threads on the CPU {default}")
+    add_engine_options(parser)
     add("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
+
+
+def serve(argv: Sequence[str]) -> int:
+    """Run ``specmeta serve``: answer HTTP requests until SIGINT or SIGTERM.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        The arguments behind the command.
+
+    Returns
+    -------
+    int
+        2 for bad input. SIGTERM ends it with 0, SIGINT with a KeyboardInterrupt.
+    """
+    parser = _serve_parser()
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        check_threads(args.threads)
+        check_range("port", args.port, 0, 65_535)
+        # The lists that the host keeps are made before the device refuses what is too much.
+        check_range("max rows", args.max_rows, 1, 512)
+        check_range("pages", args.num_pages, 2, 1 << 24)
+        device = find_device(args.device)
+        # Before the model is loaded, which takes a while.
+        listener = _bind(args.host, args.port)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    with listener:
+        _serve(parser, args, device, listener)
+    return 0
+
+
+def _serve(
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    device: torch.device,
+    listener: socket.socket,
+) -> None:
+    try:
+        import prometheus_client  # noqa: F401
+        import pydantic  # noqa: F401
+        import safetensors  # noqa: F401
+        import starlette  # noqa: F401
+        import transformers
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        parser.error(f"{error.name} is missing: pip install 'specmeta[serve]'")
+    import torch
+
+    from specmeta.generate import _refuse_lack_of_memory
+    from specmeta.models import load
+    from specmeta.serving import server
+    from specmeta.serving.engine import Engine
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(args.threads)
+    settings: dict[str, Any] = {"dtype": getattr(torch, DTYPES[args.dtype]), "device": device}
+    try:
+        model = load(args.model, args.draft, **settings)
+        draft = load(args.draft_model, **settings) if args.draft_model else None
+        with _refuse_lack_of_memory():
+            engine = Engine(
+                model,
+                draft=draft,
+                two_model=args.two_model,
+                num_drafts=args.num_drafts,
+                max_rows=args.max_rows,
+                page_size=args.page_size,
+                num_pages=args.num_pages,
+                # On the CPU it takes seconds a batch size, amidst requests, and saves little.
+                captured=device.type == "cuda",
+            )
+    except ValueError as error:
+        parser.error(str(error))
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    server.serve(
+        engine,
+        listener,
+        on_ready=lambda: print(f"{server.public_name(model)}: {url}/v1", flush=True),
+    )
+
+
+def _serve_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="specmeta serve",
+        description="Answer HTTP requests in the form of OpenAI's: /v1/models, /v1/completions, "
+        "/v1/chat/completions; also /health, and /metrics for Prometheus.",
+    )
+    add = parser.add_argument
+    default = "(default: %(default)s)"
+    add_engine_options(parser)
+    add("--two-model", action="store_true", help="run the head as an engine of its own")
+    add("--draft-model", metavar="MODEL", help="a separate Llama that drafts, in place of a head")
+    add("--host", default="127.0.0.1", help=f"who may come: 0.0.0.0 = everyone {default}")
+    add("--port", type=int, default=8000, metavar="N", help=f"0 = any that is free {default}")
+    add("--max-rows", type=int, default=16, metavar="N", help=f"texts at once {default}")
+    add("--num-pages", type=int, default=1024, metavar="N", help=f"of the cache {default}")
+    return parser
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a TCP socket bound to an address; raise OSError and say why."""
+    with ExitStack() as stack:
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = stack.enter_context(socket.socket(family))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise OSError(f"{host}, port {port}: {reason}") from error
+        stack.pop_all()  # open it stays
+    return listener
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
@@ -184,36 +280,6 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
     if not prompts:
         raise ValueError("no prompts: give --prompt TEXT or --prompts FILE")
     return prompts
-
-
-def _device(name: str) -> torch.device:
-    """Return the device `name`; raise ValueError where it can't be used, and say why."""
-    match = re.fullmatch(r"cpu|cuda(?::([0-9]+))?", name)
-    if match is None:
-        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {name!r}")
-
-    import torch
-
-    from specmeta import _library
-
-    if name == "cpu":
-        return torch.device("cpu")
-    if torch.version.cuda is None:
-        raise ValueError(f"device: {name}: this torch has no CUDA: install a CUDA build of torch")
-    index, count = int(match[1] or 0), torch.cuda.device_count()
-    if index >= count:
-        raise ValueError(f"device: {name}: GPUs that torch can use: {count}")
-    if not _library.build_info().cuda:
-        raise ValueError(
-            f"device: {name}: the library has no CUDA kernels: SPECMETA_CUDA=1 make build"
-        )
-    return torch.device("cuda", index)
-
-
-def _check_threads(threads: int) -> None:
-    cores = os.cpu_count() or 1
-    if not 1 <= threads <= cores:
-        raise ValueError(f"threads: expected 1 .. {cores}, got {threads}")
 
 
 @contextmanager
@@ -290,9 +356,6 @@ def _print_table(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    where = f"{report['device']}, {report['dtype']}"
-    if report["device"] == "cpu":
-        where += f", threads: {report['threads']}"
     pairs = list(zip(report["accepted"], report["drafted"], strict=True))
     rates = " ".join(f"{a / d:.1%}" if d else "-" for a, d in pairs)
     table = Table(show_header=False)
@@ -300,12 +363,12 @@ def _print_table(report: dict[str, Any]) -> None:
     table.add_column(justify="right")
     for name, value in (
         ("model", report["model"]),
-        ("run on", where),
+        ("run on", format_place(report["device"], report["dtype"], report["threads"])),
         ("drafts a pass", str(report["num_drafts"])),
         ("tokens", str(report["tokens"])),
         ("target passes", str(report["target_passes"])),
         ("tokens a pass", f"{report['tokens_per_pass']:.2f}"),
-        ("acceptance", _rate(sum(a for a, _ in pairs), sum(d for _, d in pairs))),
+        ("acceptance", format_rate(sum(a for a, _ in pairs), sum(d for _, d in pairs))),
         ("acceptance by position", rates or "-"),
         ("tokens/s with speculation", f"{report['tokens_per_second']:.1f}"),
         ("tokens/s without", f"{report['tokens_per_second_without_speculation']:.1f}"),
@@ -313,7 +376,3 @@ def _print_table(report: dict[str, Any]) -> None:
     ):
         table.add_row(name, value)
     Console().print(table)
-
-
-def _rate(accepted: int, drafted: int) -> str:
-    return f"{accepted / drafted:.2%} ({accepted}/{drafted} tokens)" if drafted else "-"

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import specmeta
-from specmeta import BatchMetadata, _library, cli, models
+from specmeta import BatchMetadata, _command, _library, cli, models
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_threads(
 ) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr(cli, "_check_threads", lambda _: None)
+    monkeypatch.setattr(_command, "check_threads", lambda _: None)
     arguments = ["generate", "--model", str(folder), "--prompt", "a", "--max-new-tokens", "2"]
     for options, threads in (([], 1), (["--threads", "3"], 3)):
         assert cli.main([*arguments, "--json", *options]) == 0

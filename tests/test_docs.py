@@ -12,7 +12,7 @@ import torch
 
 import specmeta
 from specmeta import batch, generate, graph, ops
-from specmeta.serving import pages
+from specmeta.serving import engine, pages
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,7 +26,13 @@ def test_readme_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == expected[1]
 
 
-@pytest.mark.parametrize("module", [batch, generate, graph, ops, pages])
+def test_serving_example(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/serving.md").read_text()
+    exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], {})
+    assert re.search(r" \d+\n$", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("module", [batch, engine, generate, graph, ops, pages])
 def test_docstrings(module: Any) -> None:
     names = {"specmeta": specmeta, "torch": torch}
     result = doctest.testmod(module, extraglobs=names)

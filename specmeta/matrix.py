@@ -1,0 +1,422 @@
+"""``specmeta matrix``: the same prompts through every way to run a model, in one table.
+
+Whatever drafts, whether steps overlap or are captured, and whoever else is in the batch: a text is
+the one that ``transformers`` decodes greedily, and overlap costs no acceptance.
+
+Example
+-------
+>>> from specmeta import matrix, models
+>>> model = models.load("austen")
+>>> results = list(matrix.run(model, max_new_tokens=4, captured=[False], batches=[4]))
+>>> len(results), matrix.find_faults(results)
+(8, [])
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from specmeta._command import Parser, add_device_options, format_place, progress_bar, set_up
+
+if TYPE_CHECKING:
+    from specmeta.generate import Text
+    from specmeta.models import Model
+    from specmeta.serving.engine import Engine
+    from specmeta.serving.request import Request
+
+__all__ = ["PROMPTS", "Difference", "Result", "find_faults", "first_layers", "main", "run"]
+
+# A batch of 16 takes all of them, smaller ones the first four.
+PROMPTS = (
+    "It was a fine morning in May, and",
+    "She had not been long in the room when",
+    "Mr. Darcy looked at her with",
+    "The letter which Emma received from her sister",
+    "No",
+    "Who is the happiest man in the world?",
+    "The rain",
+    "He bowed, smiled, and walked away from them all without a word, for",
+    "What is the capital of France?",
+    "There were five of them, and",
+    "A good dinner is",
+    "My dear Miss Woodhouse, you must know that I have",
+    "Why did nobody dance?",
+    "Elizabeth laughed:",
+    "In the year 1811 the family of Dashwood",
+    "Two and two are",
+)
+NUM_PROMPTS = 4
+BATCHES = (1, 4, 16)
+NEW_TOKENS, FULL_NEW_TOKENS = 24, 128
+NUM_DRAFTS = 4
+PAGE_SIZE, DRAFT_PAGE_SIZE = 16, 8
+# Short, so that prompts take several steps, beside rows that decode already.
+PROMPT_CHUNK = 8
+NUM_COMBINATIONS = 4 * 2 * 2 * len(BATCHES)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A text that isn't the reference's.
+
+    Attributes
+    ----------
+    prompt : str
+        Its prompt.
+    expected, got : str
+        What ``transformers`` generates, and what came out; or the error that ended it.
+    """
+
+    prompt: str
+    expected: str
+    got: str
+
+
+@dataclass
+class Result:
+    """What came of one combination.
+
+    Attributes
+    ----------
+    model, drafter : str
+        Names.
+    overlap, captured : bool
+        How steps were run.
+    batch : int
+        Requests at once.
+    num_texts : int
+        Texts.
+    accepted, drafted : list of int
+        By position in the draft: how many tokens stood, and how many were verified.
+    target_passes : int
+        As in `PassCounts`.
+    differences : list of Difference
+        Texts that aren't the reference's.
+    """
+
+    model: str
+    drafter: str
+    overlap: bool
+    captured: bool
+    batch: int
+    num_texts: int = 0
+    accepted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    target_passes: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The combination in words."""
+        overlap = "overlap" if self.overlap else "no overlap"
+        captured = "captured" if self.captured else "eager"
+        return f"{self.model}: {self.drafter}, {overlap}, {captured}, batch {self.batch}"
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Mean number of tokens that come out of a target pass."""
+        return 1 + sum(self.accepted) / self.target_passes if self.target_passes else 1.0
+
+    @property
+    def acceptance(self) -> float | None:
+        """Part of the drafts that stood; None without drafts."""
+        drafted = sum(self.drafted)
+        return sum(self.accepted) / drafted if drafted else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``specmeta matrix``: print the table, and what is wrong.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments behind the command. Default: those of the process.
+
+    Returns
+    -------
+    int
+        0; 1 where a text differs or overlap changes the acceptance; 2 for bad input.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    device = set_up(parser, args)
+    # Imported here: transformers takes seconds, which bad arguments needn't wait for.
+    from specmeta.models import ModelError, load
+    from specmeta.serving.request import RequestError
+
+    max_new_tokens = FULL_NEW_TOKENS if args.full else NEW_TOKENS
+    names = list(dict.fromkeys([args.model, "smollm2"] if args.full else [args.model]))
+    results: list[Result] = []
+    try:
+        models = [load(name, device=device) for name in names]
+        with progress_bar() as progress:
+            task = progress.add_task("combinations", total=len(models) * NUM_COMBINATIONS)
+            for model in models:
+                for result in run(model, max_new_tokens=max_new_tokens):
+                    results.append(result)
+                    progress.advance(task)
+    except (ModelError, RequestError) as error:
+        parser.error(str(error))
+    faults = find_faults(results)
+    if args.json:
+        print(json.dumps(_report(args, results, faults, max_new_tokens)))
+    else:
+        for name in names:
+            of_model = [result for result in results if result.model == name]
+            _print_table(args, name, of_model, max_new_tokens)
+        print("\n".join(faults) or "every text is that of plain greedy decoding")
+    return 1 if faults else 0
+
+
+def run(
+    model: Model,
+    *,
+    max_new_tokens: int = NEW_TOKENS,
+    captured: Sequence[bool] = (True, False),
+    batches: Sequence[int] = BATCHES,
+) -> Iterator[Result]:
+    """Run the combinations one by one.
+
+    Parameters
+    ----------
+    model : Model
+        With a head, in float32.
+    max_new_tokens : int
+        Most new tokens a prompt.
+    captured : sequence of bool
+        Whether steps are captured, or run as they stand; or both in turn.
+    batches : sequence of int
+        Requests at once, up to 16.
+
+    Yields
+    ------
+    Result
+        What came of a combination, in the order of the table.
+
+    Raises
+    ------
+    ModelError
+        The model has no head.
+    RequestError
+        It has too few positions.
+    """
+    from specmeta.generate import Generation, Text, plain_greedy
+    from specmeta.models import ModelError
+    from specmeta.serving.engine import Engine, encode
+    from specmeta.serving.request import RequestError
+
+    if model.head is None:
+        raise ModelError(f"{model.name} has no draft head")
+    texts = [Text(prompt, encode(model, prompt)) for prompt in PROMPTS]
+    longest = max(len(text.prompt_ids) for text in texts)
+    limit = model.target.config.max_position_embeddings
+    if longest + max_new_tokens > limit:
+        raise RequestError(
+            f"a prompt of {longest} tokens and {max_new_tokens} new ones: "
+            f"{model.name} has {limit} positions"
+        )
+    expected = plain_greedy(model, Generation(texts, 0), max_new_tokens=max_new_tokens)
+
+    # Behind the longest text there is room for the drafts of every step in flight.
+    max_seq_len = longest + max_new_tokens + 3 * (NUM_DRAFTS + 1)
+    max_rows = max(batches)
+    settings: dict[str, Any] = {
+        "max_rows": max_rows,
+        "max_tokens": max_rows * PROMPT_CHUNK,
+        "prompt_chunk": PROMPT_CHUNK,
+        "page_size": PAGE_SIZE,
+        "num_pages": 1 + max_rows * -(-max_seq_len // PAGE_SIZE),
+        "draft_page_size": DRAFT_PAGE_SIZE,
+        "max_seq_len": max_seq_len,
+    }
+    drafters: dict[str, dict[str, Any]] = {
+        "none": {"num_drafts": 0},
+        "one-model Eagle": {"num_drafts": NUM_DRAFTS},
+        "two-model Eagle": {"num_drafts": NUM_DRAFTS, "two_model": True},
+        "two-model Llama": {"num_drafts": NUM_DRAFTS, "draft": first_layers(model)},
+    }
+    for drafter, is_captured, overlap in itertools.product(drafters, captured, (True, False)):
+        # One engine for all batches: a large one becomes small when its texts end one by one, and
+        # then runs in the graphs of the small ones.
+        engine = Engine(
+            model, **settings, **drafters[drafter], overlap=overlap, captured=is_captured
+        )
+        for batch in batches:
+            count = max(NUM_PROMPTS, batch)
+            yield _serve(
+                engine,
+                texts[:count],
+                expected[:count],
+                Result(model.name, drafter, overlap, is_captured, batch),
+                max_new_tokens=max_new_tokens,
+            )
+
+
+def _serve(
+    engine: Engine,
+    texts: Sequence[Text],
+    expected: Sequence[list[int]],
+    result: Result,
+    *,
+    max_new_tokens: int,
+) -> Result:
+    """Serve the prompts, a batch at a time; write into `result` what came of them."""
+    from specmeta.serving.request import SamplingParams
+
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    requests: list[Request] = []
+    for start in range(0, len(texts), result.batch):
+        batch = texts[start : start + result.batch]
+        requests += [engine.submit(text.prompt_ids, params) for text in batch]
+        engine.run()
+    result.num_texts = len(requests)
+    result.target_passes = sum(request.target_passes for request in requests)
+    result.accepted = [sum(counts) for counts in zip(*(r.accepted for r in requests), strict=True)]
+    result.drafted = [sum(counts) for counts in zip(*(r.drafted for r in requests), strict=True)]
+    decode = engine.model.tokenizer.decode
+    for text, ids, request in zip(texts, expected, requests, strict=True):
+        if request.token_ids != ids:
+            got = request.error or decode(request.token_ids)
+            result.differences.append(Difference(text.prompt, str(decode(ids)), str(got)))
+    return result
+
+
+def first_layers(model: Model) -> Model:
+    """Return a small Llama with the same tokenizer: the first half of a model's layers.
+
+    Embedding, norm and output matrix are the model's own, so that what it drafts is better than
+    nothing. No weights are copied.
+
+    Parameters
+    ----------
+    model : Model
+
+    Returns
+    -------
+    Model
+        Without a head.
+    """
+    from transformers import LlamaForCausalLM
+
+    from specmeta.models import Model
+    from specmeta.serving.attention import ATTENTION_NAME
+
+    config = copy.deepcopy(model.target.config)
+    config.num_hidden_layers = max(1, config.num_hidden_layers // 2)
+    llama: Any = LlamaForCausalLM(config)
+    llama.to(model.target.device).eval()
+    missing = llama.load_state_dict(model.target.state_dict(), strict=False, assign=True)[0]
+    assert not missing, missing
+    llama.set_attn_implementation(ATTENTION_NAME)
+    return Model(f"half of {model.name}", llama, None, model.tokenizer, model.end_ids)
+
+
+def find_faults(results: Sequence[Result]) -> list[str]:
+    """Return what is wrong with the results, a line each.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        With and without overlap.
+
+    Returns
+    -------
+    list of str
+        Combinations with texts that aren't the reference's, and those whose counts of verified and
+        accepted drafts depend on overlap.
+    """
+    faults = []
+    for result in results:
+        if result.differences:
+            first = result.differences[0]
+            faults.append(
+                f"{result.name}: {len(result.differences)} of {result.num_texts} texts differ; "
+                f"{first.prompt!r}: expected {first.expected!r}, got {first.got!r}"
+            )
+    with_overlap = {replace(r, overlap=False).name: r for r in results if r.overlap}
+    for result in results:
+        if not result.overlap:
+            counts, expected = (
+                f"{r.accepted} of {r.drafted}" for r in (with_overlap[result.name], result)
+            )
+            if counts != expected:
+                faults.append(
+                    f"{with_overlap[result.name].name}: accepted drafts by position: expected "
+                    f"{expected} as without overlap, got {counts}"
+                )
+    return faults
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="specmeta matrix",
+        description="Decode the same prompts in every way: with each kind of drafter, with and "
+        "without overlap, captured and eager, in small and large batches. Every text must be that "
+        "of plain greedy decoding, and overlap must not cost acceptance.",
+    )
+    add = parser.add_argument
+    default = "(default: %(default)s)"
+    add(
+        "--model",
+        default="austen",
+        help=f"a Llama's directory with a head, or one built in: austen, smollm2 {default}",
+    )
+    add("--full", action="store_true", help=f"smollm2, too, and {FULL_NEW_TOKENS} tokens a prompt")
+    add_device_options(parser)
+    add("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def _report(
+    args: argparse.Namespace, results: list[Result], faults: list[str], max_new_tokens: int
+) -> dict[str, Any]:
+    return {
+        "device": args.device,
+        "dtype": "fp32",
+        "threads": args.threads,
+        "max_new_tokens": max_new_tokens,
+        "num_drafts": NUM_DRAFTS,
+        "page_size": PAGE_SIZE,
+        "draft_page_size": DRAFT_PAGE_SIZE,
+        "combinations": [
+            asdict(result)
+            | {"tokens_per_pass": result.tokens_per_pass, "acceptance": result.acceptance}
+            for result in results
+        ],
+        "faults": faults,
+    }
+
+
+def _print_table(
+    args: argparse.Namespace, name: str, results: list[Result], max_new_tokens: int
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    place = format_place(args.device, "fp32", args.threads)
+    table = Table(title=f"{name}, {max_new_tokens} tokens a prompt; {place}")
+    for column in ("drafter", "overlap", "captured"):
+        table.add_column(column, no_wrap=True)
+    # Narrow enough for 80 columns.
+    for column in ("batch", "tokens\na pass", "acceptance", "texts\nequal"):
+        table.add_column(column, no_wrap=True, justify="right")
+    for _, rows in itertools.groupby(results, lambda result: result.drafter):
+        table.add_section()
+        for r in rows:
+            table.add_row(
+                r.drafter,
+                "on" if r.overlap else "off",
+                "yes" if r.captured else "no",
+                str(r.batch),
+                f"{r.tokens_per_pass:.2f}",
+                "-" if r.acceptance is None else f"{r.acceptance:.2%}",
+                f"{r.num_texts - len(r.differences)}/{r.num_texts}",
+                style="red" if r.differences else None,
+            )
+    Console().print(table)
