@@ -27,7 +27,7 @@ build: $(BUILT)
 
 $(VENV)/.installed: requirements.txt
 	@echo "== setting up $(VENV) (torch is large: the first time takes minutes)"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specmeta needs Python 3.10 or later: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "transformers needs Python 3.11 or later: make PYTHON=python3.11")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "no virtual environment: install python3-venv (Debian, Ubuntu) or use make PYTHON=..."; exit 1; }
 	@$(BIN)/python -m pip install --quiet --requirement requirements.txt
