@@ -602,7 +602,9 @@ class BatchMetadata:
         return dropped
 
     def release(self, slot: int) -> None:
-        """Empty a slot. Its pages may be given away once the launches already queued are done.
+        """Empty a slot, and clear its status.
+
+        Its pages may be given away once the launches already queued are done.
 
         Raises
         ------
@@ -611,7 +613,7 @@ class BatchMetadata:
         """
         slot = self._check_slot(slot)
         self._pages_of[slot] = []
-        state = [self.num_pages, self.committed_lens, self.written_lens]
+        state = [self.num_pages, self.committed_lens, self.written_lens, self.status]
         if self._target is None:
             state += [self.known_lens, self.num_drafts]
         for buffer in state:

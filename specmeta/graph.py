@@ -61,7 +61,7 @@ class Captured:
         self.replay = replay
 
 
-def capture(step: Callable[[], None], *, num_rows: Tensor) -> Captured:
+def capture(step: Callable[[], None], *, num_rows: Tensor, pool: Any = None) -> Captured:
     """Capture `step`.
 
     Parameters
@@ -74,6 +74,9 @@ def capture(step: Callable[[], None], *, num_rows: Tensor) -> Captured:
         int32 [1]: the number of live rows that the step's operations read. It's zero during the
         warm-up, so that nothing indexed by slot changes (contract, rule 2), and gets its value
         back. Its device decides what a capture is.
+    pool : optional
+        CUDA graphs that never run at the same time can share the memory of what they compute on
+        the way: ``torch.cuda.graph_pool_handle()``. Default: a pool of the graph's own.
 
     Returns
     -------
@@ -96,7 +99,7 @@ def capture(step: Callable[[], None], *, num_rows: Tensor) -> Captured:
     """
     with torch.no_grad():
         if num_rows.is_cuda:
-            return Captured(None, _cuda_graph(step, num_rows).replay)
+            return Captured(None, _cuda_graph(step, num_rows, pool).replay)
         trace, tensors = _trace(step)
 
     def replay() -> None:
@@ -180,7 +183,7 @@ class _ForbidDirectReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _cuda_graph(step: Callable[[], None], num_rows: Tensor) -> torch.cuda.CUDAGraph:
+def _cuda_graph(step: Callable[[], None], num_rows: Tensor, pool: Any) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     live = num_rows.clone()
     with torch.cuda.device(num_rows.device):
@@ -192,7 +195,7 @@ def _cuda_graph(step: Callable[[], None], num_rows: Tensor) -> torch.cuda.CUDAGr
                 for _ in range(_WARM_UPS):
                     step()
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, stream=stream):
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 step()
         finally:
             num_rows.copy_(live)

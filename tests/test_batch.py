@@ -139,7 +139,9 @@ def test_release_and_reuse(device: str) -> None:
     batch.set_rows([0], [9])
     batch.stage()
     batch.accept_greedy(torch.ones(9, dtype=torch.int64, device=device))
+    batch.status[0] = 4
     batch.release(0)
+    assert not batch.status.any()
     batch.stage()
     assert batch.seq_lens.tolist() == [0, 0, 0]
     assert batch.page_table[0].tolist() == [-1] * 3

@@ -135,7 +135,7 @@ def serve(models: Models, *, llama: bool = False, **settings: Any) -> Result:
     return Result(texts, states, engine.stats.accepted, engine.stats.preemptions)
 
 
-def run_steps(models: Models, group: dist.ProcessGroup | None, *, captured: bool = False) -> Result:
+def run_steps(models: Models, *, captured: bool = False, decided: bool = True) -> Result:
     """Serve a prompt without an engine: ranks that differ, too, launch the same steps."""
     step = OneModelStep(
         models.target,
@@ -148,8 +148,9 @@ def run_steps(models: Models, group: dist.ProcessGroup | None, *, captured: bool
         page_size=4,
         num_pages=8,
         captured=captured,
-        group=group,
     )
+    if not decided:
+        step.group = None
     step.batch.assign(0, tiny_models.tokenizer()(PROMPTS[0])["input_ids"], range(1, 8))
     step.batch.set_rows([0], [NUM_DRAFTS + 1])
     text: list[int] = []
@@ -158,7 +159,7 @@ def run_steps(models: Models, group: dist.ProcessGroup | None, *, captured: bool
         for launch in step.launches(Shape(1, NUM_DRAFTS + 1, NUM_DRAFTS + 1)):
             launch()
         states.append(metadata(step))
-        text += [token for token in step.outcome[0, 2:].tolist() if token >= 0]
+        text += [token for token in step.outcome[0, 3:].tolist() if token >= 0]
     return Result([text], states)
 
 
@@ -196,11 +197,11 @@ def run_rank(rank: int, folder: Path) -> None:
     results: dict[str, Any] = {}
     for name, settings in ENGINES.items():
         with models.wrong() if rank == 1 and name in WRONG else nullcontext():
-            results[name] = serve(models, group=group, **settings)
+            results[name] = serve(models, **settings)
     with models.wrong() if rank == 1 else nullcontext():
-        results["rank 0 decides"] = run_steps(models, group)
-        results["rank 0 decides, captured"] = run_steps(models, group, captured=True)
-        results["nobody decides"] = run_steps(models, None)
+        results["rank 0 decides"] = run_steps(models)
+        results["rank 0 decides, captured"] = run_steps(models, captured=True)
+        results["nobody decides"] = run_steps(models, decided=False)
     model = biased()
     parallelize(model, group)
     results["logits"] = logits(model)
@@ -273,7 +274,7 @@ def test_every_rank_does_what_one_alone_does(
 
 def test_rank_0_decides(models: Models, ranks: list[dict[str, Any]]) -> None:
     """Without it, a rank whose logits are wrong goes its own way."""
-    alone = run_steps(models, None)
+    alone = run_steps(models, decided=False)
     for rank in ranks:
         for name in "rank 0 decides", "rank 0 decides, captured":
             assert rank[name].texts == alone.texts

@@ -88,7 +88,7 @@ class FakeDevice:
         known = len(slot.tokens)
         query_len = min(query_len, known - slot.committed + slot.num_drafts, most - slot.committed)
         if query_len == 0:  # the text ended in the step before, which the host doesn't know yet
-            return [int(Status.OVERFLOW), 0, *[-1] * (k + 1)]
+            return [int(Status.OVERFLOW), slot.committed, 0, *[-1] * (k + 1)]
         drafts = max(query_len - (known - slot.committed), 0)
         # Whatever stands, and whatever is drafted behind it, has its page.
         need = min(slot.committed + query_len + max(k - 1, 0), most)
@@ -105,7 +105,7 @@ class FakeDevice:
             assert slot.tokens[len(prompt) :] == true_text(prompt, said)
             slot.tokens += emitted
             slot.num_drafts = self.rng.randint(0, k)
-        return [0, drafts, *emitted, *[-1] * (k + 1 - len(emitted))]
+        return [0, slot.committed, drafts, *emitted, *[-1] * (k + 1 - len(emitted))]
 
 
 class Loop:
@@ -447,9 +447,10 @@ def test_a_fault_is_computed_anew_once() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda row: row.__setitem__(slice(2, None), [-1] * 3), "expected at least one, got 0"),
-        (lambda row: row.__setitem__(slice(1, None), [0, 1, 2, 3]), "3 tokens .* of 0 drafts"),
-        (lambda row: row.__setitem__(1, 3), "of 3 drafts"),
+        (lambda row: row.__setitem__(slice(3, None), [-1] * 3), "expected at least one, got 0"),
+        (lambda row: row.__setitem__(slice(2, None), [0, 1, 2, 3]), "3 tokens .* of 0 drafts"),
+        (lambda row: row.__setitem__(2, 3), "of 3 drafts"),
+        (lambda row: row.__setitem__(1, row[1] + 1), "committed tokens: expected 5, got 6"),
     ],
 )
 def test_results_that_cannot_be(change: Callable[[list[int]], None], message: str) -> None:

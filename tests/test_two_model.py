@@ -161,7 +161,7 @@ def drive(
             launch()
         outcome = step.outcome.tolist()
         for row, i in enumerate(live):
-            bits, verified, *emitted = outcome[row]
+            bits, committed, verified, *emitted = outcome[row]
             assert bits == 0, Status(bits)
             emitted = [token for token in emitted if token >= 0]
             if left[i] > 0:
@@ -175,12 +175,13 @@ def drive(
                 run.accepted[position] += position < len(emitted) - 1
             run.texts[i] += emitted
             slot = slots[i]
+            assert committed == int(batch.committed_lens[slot])
             known = int(batch.known_lens[slot])
             made = int(batch.num_drafts[slot])
             assert made == (k if left[i] == 0 else 0) or left[i] == 1
             run.drafts[i][known] = batch.tokens[slot, known : known + made].tolist()
         for row in range(len(live), rows):
-            assert outcome[row] == [0, 0] + [-1] * (k + 1)
+            assert outcome[row] == [0, 0, 0] + [-1] * (k + 1)
         count += 1
     assert not batch.status.any()
     return run
@@ -323,7 +324,7 @@ def test_padding_touches_no_page(models: Models, kind: str) -> None:
     for shape in (Shape(4, 12, 3), Shape(2, 16, 5), Shape(1, 3, 3)):
         for launch in step.launches(shape):
             launch()
-        assert step.outcome[: shape.rows].tolist() == [[0, 0, -1, -1, -1]] * shape.rows
+        assert step.outcome[: shape.rows].tolist() == [[0, 0, 0, -1, -1, -1]] * shape.rows
     for tensor, old in zip(tensors + state, before, strict=True):
         assert torch.equal(tensor, old)
 
@@ -363,8 +364,8 @@ def test_faults_are_reported_by_row(models: Models) -> None:
     draft_batch.written_lens[1] = -1
     assert bits() == [Status.BAD_COUNT, 0, 0, 0]
     assert bits() == [Status.BAD_COUNT, 0, Status.BAD_COUNT, 0]  # the drafter's, a step late
-    assert step.outcome[:, 2].tolist()[1:] == [-1, *step.outcome[2:, 2].tolist()]
-    assert min(step.outcome[2:, 2].tolist()) >= 0  # its neighbours go on, and the row of bad drafts
+    assert step.outcome[:, 3].tolist()[1:] == [-1, *step.outcome[2:, 3].tolist()]
+    assert min(step.outcome[2:, 3].tolist()) >= 0  # its neighbours go on, and the row of bad drafts
     for b, prompt in ((batch, [5, 6, 7]), (draft_batch, [])):
         b.assign(3, prompt, [1 + 24 + i for i in range(8)])
         b.assign(1, prompt, [1 + 8 + i for i in range(8)])

@@ -469,6 +469,7 @@ class Side:
         self.free += pages
         del self.most[slot]
         self.batch.release(slot)
+        self.flags[slot] = 0
 
     def require_poison(self, pages: Sequence[int]) -> None:
         for cache in self.caches:
@@ -909,7 +910,6 @@ class ToyEngine:
                 pages = side.take(rng.choice((side.most[slot], rng.randint(0, side.most[slot]))))
                 side.pages[slot] = pages
                 side.batch.assign(slot, prompt if side is self.target else [], pages)
-                side.flags[slot] = 0  # those of the request before
             self._look_up(slot, request)
             self.counts["admitted"] += 1
 

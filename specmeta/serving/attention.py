@@ -43,7 +43,7 @@ class KVCache:
     ----------
     keys, values : list of Tensor
         One a layer: [num_pages * page_size, kv_heads, head_dim]. A token stands at its slot
-        mapping. They start at zero: the padding that attention reads must be finite.
+        mapping.
     page_size : int
         Tokens a page.
     groups : int
@@ -131,6 +131,9 @@ class PagedPass:
         index = torch.arange(block_table.shape[1] * cache.page_size, device=device)
         # bool [B, 1, G * Q, M * page_size]
         self.mask = (index <= own[:, :, None])[:, None]
+        # bool [B, M * page_size, 1, 1]: what belongs to no token of the row. A page comes as its
+        # last owner left it, and a weight of zero doesn't make a NaN harmless.
+        self.is_unused = (index >= seq_lens[:, None])[:, :, None, None]
 
 
 def paged_attention(
@@ -179,8 +182,9 @@ def paged_attention(
 
     def gather(tokens: Tensor) -> Tensor:
         """[kv_heads, M * page_size] of each row, out of its pages."""
-        pages = tokens.view(-1, cache.page_size, kv_heads, head_dim)
-        return pages.index_select(0, paged.pages).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
+        pages = tokens.view(-1, cache.page_size, kv_heads, head_dim).index_select(0, paged.pages)
+        own = pages.view(rows, -1, kv_heads, head_dim).masked_fill_(paged.is_unused, 0)
+        return own.transpose(1, 2)
 
     # The query heads that share a key/value head stand side by side as more queries of it:
     # [B, kv_heads, G * Q, head_dim]. No key or value is repeated.

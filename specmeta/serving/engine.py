@@ -23,8 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-
 from specmeta.batch import BatchMetadata
 from specmeta.models import Model
 from specmeta.serving.one_model import OneModelStep
@@ -82,6 +80,9 @@ class Stats(PassCounts):
 class Engine:
     """A model and everything around it. One thread owns it.
 
+    Where the model is spread over ranks (`specmeta.serving.parallel`), each has an engine with the
+    same settings, and calls its methods with the same arguments in the same order.
+
     Parameters
     ----------
     model : Model
@@ -109,10 +110,6 @@ class Engine:
         Whether a step is launched before the last one's results are handled.
     captured : bool
         Whether steps are captured and replayed, or run as they stand.
-    group : ProcessGroup, optional
-        Where the model is one rank's share (`specmeta.serving.parallel`). Every rank then has an
-        engine with the same settings, and calls its methods with the same arguments in the same
-        order.
 
     Attributes
     ----------
@@ -142,7 +139,6 @@ class Engine:
         max_seq_len: int | None = None,
         overlap: bool = True,
         captured: bool = True,
-        group: dist.ProcessGroup | None = None,
     ) -> None:
         depth = 2 if overlap else 1
         drafter = draft.target if draft is not None else model.head if two_model else None
@@ -183,7 +179,6 @@ class Engine:
             "page_size": page_size,
             "num_pages": num_pages,
             "captured": captured,
-            "group": group,
         }
         self._step: Step
         if num_drafts > 0 and drafter is not None:
@@ -212,6 +207,27 @@ class Engine:
         self._last_failed = False
         self._num_steps = self._num_launches = self._num_failures = 0
         self._seconds = 0.0
+
+    def warm_up(self, on_capture: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Prepare all launches now. Without it, each is prepared when it's first needed.
+
+        Parameters
+        ----------
+        on_capture : callable
+            Called after each shape with the number that is done, and that of all.
+        """
+        most = 1 << (self.max_rows - 1).bit_length()
+        counts = [min(1 << i, self.max_rows) for i in range(most.bit_length())]
+        lens = sorted({self._num_drafts + 1, self._prompt_len})
+        keys = [
+            (self._shape(rows, query_len), sampling)
+            for rows in counts
+            for query_len in lens
+            for sampling in (False, True)
+        ]
+        for done, (shape, sampling) in enumerate(keys, 1):
+            self._step.launches(shape, sampling=sampling)
+            on_capture(done, len(keys))
 
     # Requests.
 
@@ -326,7 +342,8 @@ class Engine:
         """Tell the device what the step needs, launch it, and send for its results."""
         try:
             sampling = any(row.seat.request.params.temperature > 0 for row in plan.rows)
-            launches = self._step.launches(self._shape(plan), sampling=sampling)
+            shape = self._shape(len(plan.rows), max(row.query_len for row in plan.rows))
+            launches = self._step.launches(shape, sampling=sampling)
             started = time.perf_counter()
             self._prepare(plan)
             for launch in launches:
@@ -348,10 +365,9 @@ class Engine:
         self._num_launches += len(launches)
         self._seconds += time.perf_counter() - started
 
-    def _shape(self, plan: Plan) -> Shape:
+    def _shape(self, num_rows: int, longest: int) -> Shape:
         """Return the smallest shape of the ladder that has room for a step."""
-        rows = min(1 << (len(plan.rows) - 1).bit_length(), self.max_rows)
-        longest = max(row.query_len for row in plan.rows)
+        rows = min(1 << (num_rows - 1).bit_length(), self.max_rows)
         query_len = self._num_drafts + 1
         if longest > query_len:
             query_len = self._prompt_len
@@ -392,7 +408,6 @@ class Engine:
             slot = self._scheduler.vacated.pop()
             for batch in self._batches:
                 batch.release(slot)
-                batch.status[slot].zero_()
 
 
 def encode(model: Model, prompt: str | Sequence[int], *, raw: bool = False) -> list[int]:

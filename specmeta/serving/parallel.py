@@ -17,7 +17,9 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-__all__ = ["from_rank_0", "parallelize"]
+__all__ = ["from_rank_0", "group_of", "parallelize"]
+
+_GROUP = "specmeta_group"
 
 
 def parallelize(target: LlamaForCausalLM, group: dist.ProcessGroup) -> None:
@@ -71,6 +73,13 @@ def parallelize(target: LlamaForCausalLM, group: dist.ProcessGroup) -> None:
             linear.register_forward_hook(add_up)
     for name in divided:
         setattr(config, name, getattr(config, name) // size)
+    setattr(target, _GROUP, group)
+
+
+def group_of(target: LlamaForCausalLM) -> dist.ProcessGroup | None:
+    """Return the ranks that a target is spread over; None: it's whole."""
+    group: dist.ProcessGroup | None = getattr(target, _GROUP, None)
+    return group
 
 
 def from_rank_0(tokens: Tensor, group: dist.ProcessGroup | None) -> Tensor:

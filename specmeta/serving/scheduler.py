@@ -6,10 +6,9 @@ each request that it carries.
 
 **The capacity contract.** Before a step, each request that it carries holds, in every pool, pages
 for ``min(committed + (depth + 1) * (K + 1), max_seq_len)`` tokens, no fewer and no more.
-``committed`` is what the results handled so far say; a prompt counts as committed from its first
-step. ``depth`` is the number of steps that carry the request and whose results aren't handled, this
-one included: each may commit ``K + 1`` tokens, and the drafts behind the last one need up to
-``K + 1`` places more.
+``committed`` is what the results handled so far say, and no less than the prompt. ``depth`` is the
+number of steps that carry the request and whose results aren't handled, this one included: each may
+commit ``K + 1`` tokens, and the drafts behind the last one need up to ``K + 1`` places more.
 
 **Who comes first.** Whoever came first. Where pages run out, the request that came last gives its
 own back and is recomputed later, from its prompt and everything that it had emitted. So the oldest
@@ -357,14 +356,14 @@ class Scheduler:
         plan : Plan
             The step.
         outcome : sequence of sequence of int
-            By row: the slot's status bits, the number of drafts verified, the tokens emitted,
-            then -1.
+            By row: the slot's status bits and committed length, the number of drafts verified, the
+            tokens emitted, then -1.
         """
-        for row, (status, num_drafted, *tokens) in zip(plan.rows, outcome, strict=True):
+        for row, (status, committed, num_drafted, *tokens) in zip(plan.rows, outcome, strict=True):
             row.seat.in_flight -= 1
             if row.seat.trusted and not row.seat.request.finish:
                 emitted = [token for token in tokens if token >= 0]
-                self._take(row, status, num_drafted, emitted)
+                self._take(row, status, committed, num_drafted, emitted)
         self._vacate()
 
     def abandon_step(self, plan: Plan) -> None:
@@ -378,9 +377,12 @@ class Scheduler:
                 self._leave(row.seat)
         self._vacate()
 
-    def _take(self, row: Row, status: int, num_drafted: int, emitted: list[int]) -> None:
+    def _take(
+        self, row: Row, status: int, committed: int, num_drafted: int, emitted: list[int]
+    ) -> None:
         seat, request = row.seat, row.seat.request
-        if fault := _find_fault(row, status, num_drafted, len(emitted)):
+        seat.committed += row.query_len if row.in_prompt else len(emitted)
+        if fault := _find_fault(row, status, committed, num_drafted, len(emitted)):
             seat.trusted = False
             request.num_faults += 1
             self.num_faults += 1
@@ -392,7 +394,6 @@ class Scheduler:
             return
         if not row.emits:
             return
-        seat.committed += len(seat.tokens) if row.in_prompt else len(emitted)
         if not row.in_prompt:
             for counts in (request, self.counts):
                 counts.count_pass(num_drafted, len(emitted))
@@ -431,8 +432,10 @@ class Scheduler:
             self.vacated.append(seat.slot)
 
 
-def _find_fault(row: Row, status: int, num_drafted: int, num_emitted: int) -> str:
+def _find_fault(row: Row, status: int, committed: int, num_drafted: int, num_emitted: int) -> str:
     """Return what is wrong with a row's results, if something is.
+
+    The seat has counted them already.
 
     Past a capacity (OVERFLOW) a row only has fewer drafts. But a row that should have emitted and
     hasn't, or the reverse, isn't where the host thinks it is.
@@ -444,4 +447,6 @@ def _find_fault(row: Row, status: int, num_drafted: int, num_emitted: int) -> st
         return f"tokens that came out: expected {expected}, got {num_emitted}"
     if not max(num_emitted - 1, 0) <= num_drafted < row.query_len:
         return f"{num_emitted} tokens came out of {num_drafted} drafts"
+    if committed != row.seat.committed:
+        return f"committed tokens: expected {row.seat.committed}, got {committed}"
     return ""

@@ -18,7 +18,7 @@ from specmeta.batch import BatchMetadata
 from specmeta.graph import capture
 from specmeta.models.eagle3 import Eagle3Head
 from specmeta.serving.attention import KVCache, PagedPass
-from specmeta.serving.parallel import from_rank_0
+from specmeta.serving.parallel import from_rank_0, group_of
 from specmeta.serving.sampling import SamplingState, sample_places, verified_places
 
 __all__ = ["Drafter", "Shape", "Step", "verify_pass"]
@@ -55,13 +55,19 @@ def verify_pass(batch: BatchMetadata, cache: KVCache, shape: Shape) -> PagedPass
     )
 
 
-def _status(batch: BatchMetadata) -> Tensor:
-    """Return the status of each row's slot; 0 for an empty row, int32 [B]."""
+def _by_row(batch: BatchMetadata, by_slot: Tensor) -> Tensor:
+    """Return the value of each row's slot; 0 for a row without one [B]."""
     slots = batch.row_to_slot.long()
-    nowhere = batch.max_slots  # where rows of a slot that doesn't exist are reported
-    is_valid = (slots >= 0) & (slots < nowhere)
-    bits = batch.status[slots.masked_fill(~is_valid, nowhere)]
-    return bits.masked_fill(slots == -1, 0)
+    is_valid = (slots >= 0) & (slots < batch.max_slots)
+    return by_slot[slots.where(is_valid, 0)].where(is_valid, 0)
+
+
+def _status(batch: BatchMetadata) -> Tensor:
+    """Return the status of each row's slot, int32 [B]."""
+    slots = batch.row_to_slot
+    is_bad = (slots < -1) | (slots >= batch.max_slots)
+    # Rows of a slot that doesn't exist are reported behind the last one.
+    return torch.where(is_bad, batch.status[-1], _by_row(batch, batch.status))
 
 
 class Drafter:
@@ -194,8 +200,6 @@ class Step(ABC):
         Pages of the target's cache, the reserved page 0 included.
     captured : bool
         Whether launches are captured and replayed, or run as they stand.
-    group : ProcessGroup, optional
-        Where the target is one rank's share (`specmeta.serving.parallel`).
 
     Attributes
     ----------
@@ -206,9 +210,9 @@ class Step(ABC):
     sampling : SamplingState
         How each slot's tokens are chosen, in launches with sampling.
     outcome : Tensor
-        int64 [max_rows, K + 3]: what the host wants to know of a launch, by row: the status bits
-        of its slot, the number of drafts verified, then the tokens that came out, then -1. Rows
-        past the launch's own are left as they were.
+        int64 [max_rows, K + 4]: what the host wants to know of a launch, by row: the status bits
+        and ``committed_lens`` of its slot, the number of drafts verified, then the tokens that
+        came out, then -1. Rows past the launch's own are left as they were.
     """
 
     draft_batch: BatchMetadata | None = None
@@ -225,12 +229,11 @@ class Step(ABC):
         page_size: int,
         num_pages: int,
         captured: bool = True,
-        group: dist.ProcessGroup | None = None,
     ) -> None:
         self.target = target
         self.num_drafts = num_drafts
         self.captured = captured
-        self.group = group
+        self.group = group_of(target)
         self.batch = BatchMetadata(
             max_rows=max_rows,
             max_slots=max_slots,
@@ -245,7 +248,7 @@ class Step(ABC):
         )
         self.sampling = SamplingState(max_slots, device=target.device)
         self.outcome = torch.full(
-            (max_rows, num_drafts + 3), -1, dtype=torch.int64, device=target.device
+            (max_rows, num_drafts + 4), -1, dtype=torch.int64, device=target.device
         )
         self.target_cache = KVCache(
             target.config,
@@ -255,6 +258,10 @@ class Step(ABC):
             device=target.device,
         )
         self._launches: dict[tuple[Shape, bool], list[Callable[[], None]]] = {}
+        # One for all graphs: only one runs at a time, and none leaves anything in it.
+        self._pool = (
+            torch.cuda.graph_pool_handle() if captured and target.device.type == "cuda" else None
+        )
 
     def launches(self, shape: Shape, *, sampling: bool = False) -> list[Callable[[], None]]:
         """Return what runs a step, to be called in this order on one stream.
@@ -281,7 +288,7 @@ class Step(ABC):
 
     def _prepare(self, part: Callable[[], None]) -> Callable[[], None]:
         if self.captured:
-            return capture(part, num_rows=self.batch.num_rows).replay
+            return capture(part, num_rows=self.batch.num_rows, pool=self._pool).replay
         return torch.no_grad()(part)
 
     @abstractmethod
@@ -328,8 +335,9 @@ class Step(ABC):
         outcome[:, 0] = _status(batch)
         if self.draft_batch is not None:  # of the step before: this one's drafts are still to come
             outcome[:, 0] |= _status(self.draft_batch.first_rows(shape.rows))
-        outcome[:, 1] = batch.num_draft_tokens
-        outcome[:, 2:] = batch.accepted_tokens
+        outcome[:, 1] = _by_row(batch, batch.committed_lens)
+        outcome[:, 2] = batch.num_draft_tokens
+        outcome[:, 3:] = batch.accepted_tokens
         if not aux_ids:
             return hidden[:, :0]
         aux: Tensor = torch.cat([output.hidden_states[index][0] for index in aux_ids], dim=-1)
