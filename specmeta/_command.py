@@ -1,33 +1,50 @@
-"""What the commands have in common: arguments, and how work is shown."""
+"""What the commands have in common: arguments, models and engines, and how work is shown."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import torch
     from rich.progress import Progress
 
+    from specmeta.models import Model
+    from specmeta.serving.engine import Engine
+
 __all__ = [
-    "DTYPES",
     "Parser",
     "add_device_options",
+    "add_drafter_options",
     "add_engine_options",
     "check_range",
-    "check_threads",
     "find_device",
     "format_place",
     "format_rate",
+    "load_model",
+    "make_engine",
     "progress_bar",
     "set_up",
 ]
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# By extra of the package: what its commands import.
+EXTRAS = {
+    "generate": ("rich", "safetensors", "transformers"),
+    "serve": (
+        "prometheus_client",
+        "pydantic",
+        "safetensors",
+        "starlette",
+        "transformers",
+        "uvicorn",
+    ),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,6 +78,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
 
 
+def add_drafter_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command whose drafter can have a cache and graphs of its own."""
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--two-model", action="store_true", help="run the head as an engine of its own")
+    add("--draft-model", metavar="MODEL", help="a separate Llama that drafts, in place of a head")
+
+
 def add_device_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where a command runs."""
     add = parser.add_argument
@@ -70,7 +94,9 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, metavar="N", help=f"threads on the CPU {default}")
 
 
-def set_up(parser: argparse.ArgumentParser, args: argparse.Namespace) -> torch.device:
+def set_up(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, *, extra: str = "generate"
+) -> torch.device:
     """Get everything ready to load a model; exit with one line where something is missing.
 
     Parameters
@@ -79,6 +105,8 @@ def set_up(parser: argparse.ArgumentParser, args: argparse.Namespace) -> torch.d
         Says what is wrong.
     args : Namespace
         With `add_device_options`.
+    extra : str
+        Which of `EXTRAS` is needed.
 
     Returns
     -------
@@ -86,22 +114,77 @@ def set_up(parser: argparse.ArgumentParser, args: argparse.Namespace) -> torch.d
         Where to run.
     """
     try:
-        check_threads(args.threads)
+        check_range("threads", args.threads, 1, os.cpu_count() or 1)
         device = find_device(args.device)
     except ValueError as error:
         parser.error(str(error))
     try:
-        import rich  # noqa: F401
-        import safetensors  # noqa: F401
-        import transformers
+        for name in EXTRAS[extra]:
+            importlib.import_module(name)
     except ImportError as error:
-        parser.error(f"{error.name} is missing: pip install 'specmeta[generate]'")
+        parser.error(f"{error.name} is missing: pip install 'specmeta[{extra}]'")
     import torch
+    import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(args.threads)
     return device
+
+
+def load_model(args: argparse.Namespace, device: torch.device) -> Model:
+    """Load the model that `add_engine_options` name; raise ModelError where it can't be used."""
+    import torch
+
+    from specmeta.models import load
+
+    return load(args.model, args.draft, dtype=getattr(torch, DTYPES[args.dtype]), device=device)
+
+
+def make_engine(args: argparse.Namespace, model: Model, **settings: Any) -> Engine:
+    """Make an engine as the command line describes it.
+
+    Parameters
+    ----------
+    args : Namespace
+        With `add_engine_options` and `add_drafter_options`.
+    model : Model
+        The model. A separate drafter is loaded here.
+    **settings
+        The other parameters of `Engine`.
+
+    Returns
+    -------
+    Engine
+
+    Raises
+    ------
+    ModelError
+        The drafter can't be used.
+    RequestError
+        Settings that don't fit each other or the model, or need more memory than there is.
+    """
+    from specmeta.models import load
+    from specmeta.serving.engine import Engine
+    from specmeta.serving.memory import refuse_lack_of_memory
+    from specmeta.serving.request import RequestError
+
+    dtype, device = model.target.dtype, model.target.device
+    draft = load(args.draft_model, dtype=dtype, device=device) if args.draft_model else None
+    try:
+        with refuse_lack_of_memory():
+            return Engine(
+                model,
+                draft=draft,
+                two_model=args.two_model,
+                num_drafts=args.num_drafts,
+                page_size=args.page_size,
+                # On the CPU it takes seconds a batch size, and saves little.
+                captured=device.type == "cuda",
+                **settings,
+            )
+    except ValueError as error:
+        raise RequestError(str(error)) from error
 
 
 def find_device(name: str) -> torch.device:
@@ -126,11 +209,6 @@ def find_device(name: str) -> torch.device:
             f"device: {name}: the library has no CUDA kernels: SPECMETA_CUDA=1 make build"
         )
     return torch.device("cuda", index)
-
-
-def check_threads(threads: int) -> None:
-    """Raise ValueError where there aren't that many cores."""
-    check_range("threads", threads, 1, os.cpu_count() or 1)
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:

@@ -27,12 +27,13 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from specmeta._command import (
-    DTYPES,
     Parser,
+    add_drafter_options,
     add_engine_options,
-    check_range,
     format_place,
     format_rate,
+    load_model,
+    make_engine,
     progress_bar,
     set_up,
 )
@@ -177,18 +178,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     device = set_up(parser, args)
     # Imported here: transformers takes seconds, which bad arguments needn't wait for.
-    import torch
-
-    from specmeta.models import load
+    from specmeta.models import ModelError
+    from specmeta.serving.request import RequestError
 
     try:
-        model = load(
-            args.model, args.draft, dtype=getattr(torch, DTYPES[args.dtype]), device=device
-        )
+        model = load_model(args, device)
         texts = _encode(args, model, examples)
-    except ValueError as error:
+        evaluation = _evaluate(args, model, examples, texts)
+    except (FileError, ModelError, RequestError) as error:
         parser.error(str(error))
-    evaluation = _evaluate(args, model, examples, texts)
     if args.json:
         print(json.dumps(_report(args, examples, evaluation)))
     else:
@@ -290,31 +288,23 @@ def is_right(text: str, answers: Sequence[str]) -> bool:
 
 def _encode(args: argparse.Namespace, model: Model, examples: list[Example]) -> list[Text]:
     """Return the texts to come; raise ValueError where one can't be served, before any is."""
-    from specmeta.generate import MAX_DRAFTS, Text
-    from specmeta.serving.engine import encode
+    from specmeta.generate import check_settings, read_prompt
     from specmeta.serving.request import RequestError
 
-    limit = model.target.config.max_position_embeddings
-    for name, value, least, most in (
-        ("new tokens", args.max_new_tokens, 1, limit),
-        ("drafts", args.num_drafts, 0, min(limit - 1, MAX_DRAFTS)),
-        ("page size", args.page_size, 1, limit),
-    ):
-        check_range(name, value, least, most)
-    if args.num_drafts > 0 and model.head is None:
-        raise RequestError(f"{model.name} has no draft head: name one, or use 0 drafts")
+    check_settings(
+        model,
+        max_new_tokens=args.max_new_tokens,
+        num_drafts=args.num_drafts,
+        page_size=args.page_size,
+    )
     texts = []
     for example in examples:
-        where = f"{args.file}, line {example.line}: prompt"
         try:
-            text = Text(example.prompt, encode(model, example.prompt, raw=args.raw))
-        except RequestError as error:
-            raise FileError(f"{where}: {error}") from error
-        if len(text.prompt_ids) + args.max_new_tokens > limit:
-            raise FileError(
-                f"{where}: {len(text.prompt_ids)} tokens and {args.max_new_tokens} new ones: "
-                f"the model has {limit} positions"
+            text = read_prompt(
+                model, example.prompt, max_new_tokens=args.max_new_tokens, raw=args.raw
             )
+        except RequestError as error:
+            raise FileError(f"{args.file}, line {example.line}: {error}") from error
         texts.append(text)
     return texts
 
@@ -349,23 +339,18 @@ def _speculate(
     args: argparse.Namespace, model: Model, texts: list[Text], on_end: Callable[[], None]
 ) -> tuple[list[list[int]], Stats]:
     """Return the new tokens of each text; call `on_end` when one has ended."""
-    from specmeta.serving.engine import Engine
+    from specmeta.generate import size_cache
+    from specmeta.serving.memory import refuse_lack_of_memory
     from specmeta.serving.request import SamplingParams
 
-    longest = max(len(text.prompt_ids) for text in texts)
-    # Behind the longest text there is room for the drafts of every step in flight.
-    max_seq_len = longest + args.max_new_tokens + 3 * (args.num_drafts + 1)
-    max_rows = min(MAX_ROWS, len(texts))
-    engine = Engine(
-        model,
+    cache = size_cache(
+        texts,
+        max_rows=min(MAX_ROWS, len(texts)),
+        max_new_tokens=args.max_new_tokens,
         num_drafts=args.num_drafts,
-        max_rows=max_rows,
         page_size=args.page_size,
-        num_pages=1 + max_rows * -(-max_seq_len // args.page_size),
-        max_seq_len=max_seq_len,
-        # On the CPU it takes seconds a batch size, and saves little.
-        captured=model.target.device.type == "cuda",
     )
+    engine = make_engine(args, model, **cache)
 
     def on_text(piece: str) -> None:
         if not piece:
@@ -373,7 +358,8 @@ def _speculate(
 
     params = SamplingParams(max_new_tokens=args.max_new_tokens)
     requests = [engine.submit(text.prompt_ids, params, on_text=on_text) for text in texts]
-    engine.run()
+    with refuse_lack_of_memory():
+        engine.run()
     for request in requests:
         if request.finish == "error":
             raise RuntimeError(request.error)
@@ -403,6 +389,7 @@ def _parser() -> Parser:
     add("--raw", action="store_true", help="continue prompts, without the model's chat template")
     add("--max-new-tokens", type=int, default=64, metavar="N", help=f"a prompt {default}")
     add_engine_options(parser)
+    add_drafter_options(parser)
     add(
         "--reference",
         type=float,
@@ -423,6 +410,8 @@ def _report(
         "dtype": args.dtype,
         "threads": args.threads,
         "num_drafts": args.num_drafts,
+        "two_model": args.two_model,
+        "draft_model": args.draft_model,
         "page_size": args.page_size,
         "max_new_tokens": args.max_new_tokens,
         "lines": [
@@ -447,6 +436,14 @@ def _report(
     }
 
 
+def _drafter(args: argparse.Namespace) -> str:
+    if args.num_drafts == 0:
+        return "none"
+    if args.draft_model:
+        return f"two-model Llama: {args.draft_model}"
+    return "two-model Eagle" if args.two_model else "one-model Eagle"
+
+
 def _print_table(args: argparse.Namespace, evaluation: Evaluation) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -460,6 +457,7 @@ def _print_table(args: argparse.Namespace, evaluation: Evaluation) -> None:
         ("model", args.model),
         ("run on", format_place(args.device, args.dtype, args.threads)),
         ("lines", str(test.num_lines)),
+        ("drafter", _drafter(args)),
         ("drafts a pass", str(args.num_drafts)),
         ("tokens a pass", f"{evaluation.tokens_per_pass:.2f}"),
         ("acceptance", format_rate(sum(stats.accepted), sum(stats.drafted))),

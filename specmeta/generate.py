@@ -12,9 +12,7 @@ True
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,16 +20,24 @@ import torch
 from specmeta.models import Model
 from specmeta.serving.attention import ATTENTION_NAME
 from specmeta.serving.engine import Engine, encode
+from specmeta.serving.memory import refuse_lack_of_memory
 from specmeta.serving.request import RequestError, SamplingParams
 
-__all__ = ["Generation", "RequestError", "Text", "generate", "plain_greedy"]
+__all__ = [
+    "Generation",
+    "RequestError",
+    "Text",
+    "check_settings",
+    "generate",
+    "plain_greedy",
+    "read_prompt",
+    "size_cache",
+]
 
 # Each draft is a pass of the head inside the captured step.
 MAX_DRAFTS = 64
 # Prompt tokens a row that one step takes.
 PROMPT_CHUNK = 64
-# What torch says where the CPU's memory isn't enough: only a GPU's has an error of its own type.
-LACK_OF_MEMORY = re.compile("DefaultCPUAllocator|Storage size calculation overflowed")
 
 
 @dataclass
@@ -107,21 +113,7 @@ class Generation:
         return self.num_tokens / self.seconds
 
 
-@contextmanager
-def _refuse_lack_of_memory() -> Iterator[None]:
-    """Turn failed allocations into a `RequestError`."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, MemoryError | OverflowError | torch.OutOfMemoryError) and (
-            not LACK_OF_MEMORY.search(str(error))
-        ):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RequestError(f"not enough memory for these prompts and settings: {reason}") from error
-
-
-@_refuse_lack_of_memory()
+@refuse_lack_of_memory()
 def generate(
     model: Model,
     prompts: Sequence[str],
@@ -170,22 +162,22 @@ def generate(
     RequestError
         Prompts or settings that can't be served, or need more memory than there is.
     """
-    limit = model.target.config.max_position_embeddings
-    for name, value, least, most in (
-        ("new tokens", max_new_tokens, 1, limit),
-        ("drafts", num_drafts, 0, min(limit - 1, MAX_DRAFTS)),
-        ("page size", page_size, 1, limit),
-    ):
-        if not least <= value <= most:
-            raise RequestError(f"{name}: expected {least} .. {most}, got {value}")
+    check_settings(model, max_new_tokens=max_new_tokens, num_drafts=num_drafts, page_size=page_size)
     if prompt_chunk < 1:
         raise RequestError(f"prompt chunk: expected at least 1, got {prompt_chunk}")
     if num_drafts > 0 and model.head is None:
         raise RequestError(f"{model.name} has no draft head: name one, or use 0 drafts")
-    texts = _read_prompts(model, prompts, max_new_tokens=max_new_tokens, raw=raw)
+    if isinstance(prompts, str):  # a sequence of str, too: of its characters
+        raise RequestError(f"prompts: expected a list of them, got the text {prompts!r}")
+    if not prompts:
+        raise RequestError("no prompts")
+    texts = [
+        read_prompt(model, prompt, max_new_tokens=max_new_tokens, raw=raw) for prompt in prompts
+    ]
 
     # All of them have their places and pages from the first step to the last.
     lens = [len(t.prompt_ids) + max_new_tokens + 2 * (num_drafts + 1) for t in texts]
+    limit = model.target.config.max_position_embeddings
     lens = [min(length, limit) for length in lens]
     longest = max(len(t.prompt_ids) for t in texts)
     chunk = min(prompt_chunk, longest)
@@ -228,7 +220,89 @@ def generate(
     )
 
 
-@_refuse_lack_of_memory()
+def check_settings(model: Model, *, max_new_tokens: int, num_drafts: int, page_size: int) -> None:
+    """Check settings against a model's positions.
+
+    Parameters
+    ----------
+    model : Model
+    max_new_tokens, num_drafts, page_size : int
+        As in `generate`.
+
+    Raises
+    ------
+    RequestError
+        One is out of range.
+    """
+    limit = model.target.config.max_position_embeddings
+    for name, value, least, most in (
+        ("new tokens", max_new_tokens, 1, limit),
+        ("drafts", num_drafts, 0, min(limit - 1, MAX_DRAFTS)),
+        ("page size", page_size, 1, limit),
+    ):
+        if not least <= value <= most:
+            raise RequestError(f"{name}: expected {least} .. {most}, got {value}")
+
+
+def read_prompt(model: Model, prompt: str, *, max_new_tokens: int, raw: bool = False) -> Text:
+    """Return a prompt with its tokens.
+
+    Parameters
+    ----------
+    model : Model
+    prompt : str
+    max_new_tokens : int
+        Most new tokens.
+    raw : bool
+        As in `generate`.
+
+    Returns
+    -------
+    Text
+        Without new tokens.
+
+    Raises
+    ------
+    RequestError
+        It's empty, isn't valid Unicode, or is too long.
+    """
+    limit = model.target.config.max_position_embeddings
+    text = Text(prompt, encode(model, prompt, raw=raw))
+    if len(text.prompt_ids) + max_new_tokens > limit:
+        raise RequestError(
+            f"a prompt of {len(text.prompt_ids)} tokens and {max_new_tokens} new ones: "
+            f"the model has {limit} positions"
+        )
+    return text
+
+
+def size_cache(
+    texts: Sequence[Text], *, max_rows: int, max_new_tokens: int, num_drafts: int, page_size: int
+) -> dict[str, int]:
+    """Return the settings of an engine in which no text ever waits for pages.
+
+    Parameters
+    ----------
+    texts : sequence of Text
+        What it's to serve.
+    max_rows : int
+        Requests that run at once.
+    max_new_tokens, num_drafts, page_size : int
+        As in `generate`.
+
+    Returns
+    -------
+    dict of str to int
+        Parameters of `Engine`: ``max_rows``, ``max_seq_len`` and ``num_pages``.
+    """
+    longest = max(len(text.prompt_ids) for text in texts)
+    # Behind the longest text there is room for the drafts of every step in flight.
+    max_seq_len = longest + max_new_tokens + 3 * (num_drafts + 1)
+    num_pages = 1 + max_rows * -(-max_seq_len // page_size)
+    return {"max_rows": max_rows, "max_seq_len": max_seq_len, "num_pages": num_pages}
+
+
+@refuse_lack_of_memory()
 def plain_greedy(model: Model, generation: Generation, *, max_new_tokens: int) -> list[list[int]]:
     """Return what ``transformers`` decodes greedily from each prompt, one prompt at a time.
 
@@ -279,21 +353,3 @@ def _on_piece(
             on_text(index, piece)
 
     return tell
-
-
-def _read_prompts(
-    model: Model, prompts: Sequence[str], *, max_new_tokens: int, raw: bool
-) -> list[Text]:
-    if isinstance(prompts, str):  # a sequence of str, too: of its characters
-        raise RequestError(f"prompts: expected a list of them, got the text {prompts!r}")
-    if not prompts:
-        raise RequestError("no prompts")
-    limit = model.target.config.max_position_embeddings
-    texts = [Text(prompt, encode(model, prompt, raw=raw)) for prompt in prompts]
-    for text in texts:
-        if len(text.prompt_ids) + max_new_tokens > limit:
-            raise RequestError(
-                f"a prompt of {len(text.prompt_ids)} tokens and {max_new_tokens} new ones: "
-                f"the model has {limit} positions"
-            )
-    return texts

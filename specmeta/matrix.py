@@ -18,6 +18,7 @@ import argparse
 import copy
 import itertools
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,9 @@ PROMPTS = (
 )
 NUM_PROMPTS = 4
 BATCHES = (1, 4, 16)
-NEW_TOKENS, FULL_NEW_TOKENS = 24, 128
+NEW_TOKENS = 24
+# With --full; smollm2 is a thousand times austen's size.
+FULL_NEW_TOKENS, SMOLLM2_NEW_TOKENS = 128, 32
 NUM_DRAFTS = 4
 PAGE_SIZE, DRAFT_PAGE_SIZE = 16, 8
 # Short, so that prompts take several steps, beside rows that decode already.
@@ -96,6 +99,8 @@ class Result:
         By position in the draft: how many tokens stood, and how many were verified.
     target_passes : int
         As in `PassCounts`.
+    seconds : float
+        Wall time from the first prompt to the last token, capture included.
     differences : list of Difference
         Texts that aren't the reference's.
     """
@@ -109,6 +114,7 @@ class Result:
     accepted: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     target_passes: int = 0
+    seconds: float = 0.0
     differences: list[Difference] = field(default_factory=list)
 
     @property
@@ -150,24 +156,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     from specmeta.models import ModelError, load
     from specmeta.serving.request import RequestError
 
-    max_new_tokens = FULL_NEW_TOKENS if args.full else NEW_TOKENS
-    names = list(dict.fromkeys([args.model, "smollm2"] if args.full else [args.model]))
+    lengths = {args.model: NEW_TOKENS}
+    if args.full:
+        lengths = {args.model: FULL_NEW_TOKENS, "smollm2": SMOLLM2_NEW_TOKENS}
     results: list[Result] = []
     try:
-        models = [load(name, device=device) for name in names]
+        models = [load(name, device=device) for name in lengths]
         with progress_bar() as progress:
             task = progress.add_task("combinations", total=len(models) * NUM_COMBINATIONS)
             for model in models:
-                for result in run(model, max_new_tokens=max_new_tokens):
+                for result in run(model, max_new_tokens=lengths[model.name]):
                     results.append(result)
                     progress.advance(task)
     except (ModelError, RequestError) as error:
         parser.error(str(error))
     faults = find_faults(results)
     if args.json:
-        print(json.dumps(_report(args, results, faults, max_new_tokens)))
+        print(json.dumps(_report(args, results, faults, lengths)))
     else:
-        for name in names:
+        for name, max_new_tokens in lengths.items():
             of_model = [result for result in results if result.model == name]
             _print_table(args, name, of_model, max_new_tokens)
         print("\n".join(faults) or "every text is that of plain greedy decoding")
@@ -204,36 +211,32 @@ def run(
     ModelError
         The model has no head.
     RequestError
-        It has too few positions.
+        It has too few positions, or there isn't enough memory.
     """
-    from specmeta.generate import Generation, Text, plain_greedy
+    from specmeta.generate import Generation, plain_greedy, read_prompt, size_cache
     from specmeta.models import ModelError
-    from specmeta.serving.engine import Engine, encode
-    from specmeta.serving.request import RequestError
+    from specmeta.serving.engine import Engine
+    from specmeta.serving.memory import refuse_lack_of_memory
 
     if model.head is None:
         raise ModelError(f"{model.name} has no draft head")
-    texts = [Text(prompt, encode(model, prompt)) for prompt in PROMPTS]
-    longest = max(len(text.prompt_ids) for text in texts)
-    limit = model.target.config.max_position_embeddings
-    if longest + max_new_tokens > limit:
-        raise RequestError(
-            f"a prompt of {longest} tokens and {max_new_tokens} new ones: "
-            f"{model.name} has {limit} positions"
-        )
+    texts = [read_prompt(model, prompt, max_new_tokens=max_new_tokens) for prompt in PROMPTS]
     expected = plain_greedy(model, Generation(texts, 0), max_new_tokens=max_new_tokens)
 
-    # Behind the longest text there is room for the drafts of every step in flight.
-    max_seq_len = longest + max_new_tokens + 3 * (NUM_DRAFTS + 1)
     max_rows = max(batches)
+    cache = size_cache(
+        texts,
+        max_rows=max_rows,
+        max_new_tokens=max_new_tokens,
+        num_drafts=NUM_DRAFTS,
+        page_size=PAGE_SIZE,
+    )
     settings: dict[str, Any] = {
-        "max_rows": max_rows,
+        **cache,
         "max_tokens": max_rows * PROMPT_CHUNK,
         "prompt_chunk": PROMPT_CHUNK,
         "page_size": PAGE_SIZE,
-        "num_pages": 1 + max_rows * -(-max_seq_len // PAGE_SIZE),
         "draft_page_size": DRAFT_PAGE_SIZE,
-        "max_seq_len": max_seq_len,
     }
     drafters: dict[str, dict[str, Any]] = {
         "none": {"num_drafts": 0},
@@ -241,21 +244,22 @@ def run(
         "two-model Eagle": {"num_drafts": NUM_DRAFTS, "two_model": True},
         "two-model Llama": {"num_drafts": NUM_DRAFTS, "draft": first_layers(model)},
     }
-    for drafter, is_captured, overlap in itertools.product(drafters, captured, (True, False)):
-        # One engine for all batches: a large one becomes small when its texts end one by one, and
-        # then runs in the graphs of the small ones.
-        engine = Engine(
-            model, **settings, **drafters[drafter], overlap=overlap, captured=is_captured
-        )
-        for batch in batches:
-            count = max(NUM_PROMPTS, batch)
-            yield _serve(
-                engine,
-                texts[:count],
-                expected[:count],
-                Result(model.name, drafter, overlap, is_captured, batch),
-                max_new_tokens=max_new_tokens,
+    with refuse_lack_of_memory():
+        for drafter, is_captured, overlap in itertools.product(drafters, captured, (True, False)):
+            # One engine for all batches: a large one becomes small when its texts end one by one,
+            # and then runs in the graphs of the small ones.
+            engine = Engine(
+                model, **settings, **drafters[drafter], overlap=overlap, captured=is_captured
             )
+            for batch in batches:
+                count = max(NUM_PROMPTS, batch)
+                yield _serve(
+                    engine,
+                    texts[:count],
+                    expected[:count],
+                    Result(model.name, drafter, overlap, is_captured, batch),
+                    max_new_tokens=max_new_tokens,
+                )
 
 
 def _serve(
@@ -271,10 +275,12 @@ def _serve(
 
     params = SamplingParams(max_new_tokens=max_new_tokens)
     requests: list[Request] = []
+    started = time.perf_counter()
     for start in range(0, len(texts), result.batch):
         batch = texts[start : start + result.batch]
         requests += [engine.submit(text.prompt_ids, params) for text in batch]
         engine.run()
+    result.seconds = time.perf_counter() - started
     result.num_texts = len(requests)
     result.target_passes = sum(request.target_passes for request in requests)
     result.accepted = [sum(counts) for counts in zip(*(r.accepted for r in requests), strict=True)]
@@ -367,20 +373,21 @@ def _parser() -> Parser:
         default="austen",
         help=f"a Llama's directory with a head, or one built in: austen, smollm2 {default}",
     )
-    add("--full", action="store_true", help=f"smollm2, too, and {FULL_NEW_TOKENS} tokens a prompt")
+    full = f"{FULL_NEW_TOKENS} tokens a prompt; smollm2, too, with {SMOLLM2_NEW_TOKENS}"
+    add("--full", action="store_true", help=full)
     add_device_options(parser)
     add("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
 
 def _report(
-    args: argparse.Namespace, results: list[Result], faults: list[str], max_new_tokens: int
+    args: argparse.Namespace, results: list[Result], faults: list[str], lengths: dict[str, int]
 ) -> dict[str, Any]:
     return {
         "device": args.device,
         "dtype": "fp32",
         "threads": args.threads,
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": lengths,
         "num_drafts": NUM_DRAFTS,
         "page_size": PAGE_SIZE,
         "draft_page_size": DRAFT_PAGE_SIZE,

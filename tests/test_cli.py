@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import specmeta
-from specmeta import BatchMetadata, _command, _library, cli, models
+from specmeta import BatchMetadata, _generate, _library, cli, models
+from specmeta.serving import scheduler
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_threads(
 ) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr(_command, "check_threads", lambda _: None)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
     arguments = ["generate", "--model", str(folder), "--prompt", "a", "--max-new-tokens", "2"]
     for options, threads in (([], 1), (["--threads", "3"], 3)):
         assert cli.main([*arguments, "--json", *options]) == 0
@@ -129,6 +130,7 @@ def test_a_wrong_text_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(BatchMetadata, "accept_greedy", broken_metadata.without_commit)
+    monkeypatch.setattr(scheduler, "_find_fault", lambda *_: "")  # it would notice
     prompts = ["--prompt", "It is a truth", "--prompt", "She had been forced into prudence"]
     settings = ["--max-new-tokens", "32", "--threads", "1"]
     assert cli.main(["generate", *prompts, *settings]) == 1
@@ -459,7 +461,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(argv: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "generate", interrupt)
+    monkeypatch.setattr(_generate, "main", interrupt)
     assert cli.main(["generate", "--prompt", "a"]) == 130
 
 

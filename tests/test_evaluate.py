@@ -13,10 +13,12 @@ from typing import Any
 import broken_metadata
 import pytest
 import tiny_models
+import torch
 
 from specmeta import BatchMetadata, cli, generate, models
 from specmeta.evaluate import Example, FileError, HypothesisTest, is_right, read_examples
 from specmeta.serving import engine as engine_module
+from specmeta.serving import step as step_module
 
 PROMPTS = ["q", "hello", "the quick brown fox jumps", "twelve chars"]
 NEW_TOKENS = 12
@@ -326,8 +328,86 @@ def test_without_drafts(
     assert re.search(r"acceptance +│ +- ", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "drafter"),
+    [
+        ([], "one-model Eagle"),
+        (["--two-model"], "two-model Eagle"),
+        (["--draft-model", "FOLDER"], "two-model Llama: FOLDER"),
+        (["-k", "0"], "none"),
+    ],
+)
+def test_every_drafter(
+    folder: Path,
+    write: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    drafter: str,
+) -> None:
+    drafts: list[models.Model | None] = []
+    engine_class = engine_module.Engine
+
+    def make_engine(model: models.Model, **settings: Any) -> engine_module.Engine:
+        drafts.append(settings["draft"])
+        return engine_class(model, **settings)
+
+    monkeypatch.setattr(engine_module, "Engine", make_engine)
+    arguments = [argument.replace("FOLDER", str(folder)) for argument in arguments]
+    file = write(*ask(["zz9"] * 4))
+    assert run(folder, file, *arguments, "--reference", "0", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    plain = generate.generate(
+        models.load(str(folder)), PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=0, captured=False
+    )
+    assert [line["text"] for line in report["lines"]] == [text.text for text in plain.texts]
+    assert report["two_model"] is ("--two-model" in arguments)
+    with_llama = "--draft-model" in arguments
+    assert report["draft_model"] == (str(folder) if with_llama else None)
+    assert [draft is not None for draft in drafts] == [with_llama]
+    if with_llama:  # a drafter that is the model itself is always right
+        assert report["accepted"] == report["drafted"] != [0, 0]
+    assert run(folder, file, *arguments, "--reference", "0") == 0
+    out = re.sub(r"[\s│]+", "", capsys.readouterr().out)
+    assert "drafter" + drafter.replace("FOLDER", str(folder)).replace(" ", "") in out
+
+
+@pytest.mark.parametrize("owner", [step_module, engine_module.Engine])
+def test_lack_of_memory(
+    owner: Any,
+    folder: Path,
+    write: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def allocate(*_: object, **__: object) -> torch.Tensor:
+        return torch.zeros(2**51)  # no machine has an address for it
+
+    monkeypatch.setattr(owner, "KVCache" if owner is step_module else "step", allocate)
+    with pytest.raises(SystemExit, match="2"):
+        run(folder, write(*ask(PROMPTS)))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch("specmeta eval: not enough memory: .*allocate .*\n", err)
+
+
+def test_a_draft_model_of_another_vocabulary(
+    folder: Path, write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(folder, write(*ask(PROMPTS)), "--draft-model", "austen")
+    assert capsys.readouterr().err == (
+        "specmeta eval: draft: expected the target's vocabulary of 29, got 1024\n"
+    )
+
+
 BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "model": (["--model", "bronte"], "no model 'bronte'"),
+    "draft model": (["--draft-model", "bronte"], "no model 'bronte'"),
+    "two drafters": (
+        ["--two-model", "--draft-model", "austen"],
+        "argument --draft-model: not allowed with argument --two-model",
+    ),
     "draft": (["--draft", "nowhere"], "draft head: nowhere"),
     "reference": (["--reference", "101"], r"reference: expected percent, 0 \.\. 100, got 101"),
     "negative": (["--reference", "-0.1"], r"reference: expected percent, 0 \.\. 100, got -0.1"),
@@ -369,11 +449,11 @@ def test_bad_input_is_one_line(
     ("line", "message"),
     [
         ({"prompt": "a"}, "answer: missing"),
-        ({"prompt": "", "answer": "a"}, "prompt: a prompt is empty"),
-        ({"prompt": "a\udcff", "answer": "a"}, "prompt: a prompt isn't valid Unicode: "),
+        ({"prompt": "", "answer": "a"}, "a prompt is empty"),
+        ({"prompt": "a\udcff", "answer": "a"}, "a prompt isn't valid Unicode: "),
         (
             {"prompt": "a" * 149, "answer": "a"},
-            "prompt: 149 tokens and 12 new ones: the model has 160 positions",
+            "a prompt of 149 tokens and 12 new ones: the model has 160 positions",
         ),
     ],
 )
@@ -420,11 +500,13 @@ def test_a_model_without_a_head(
 ) -> None:
     alone = tmp_path / "alone"
     shutil.copytree(folder, alone, ignore=shutil.ignore_patterns("draft"))
-    with pytest.raises(SystemExit, match="2"):
-        run(alone, write(*ask(PROMPTS)))
-    assert capsys.readouterr().err == (
-        f"specmeta eval: {alone} has no draft head: name one, or use 0 drafts\n"
-    )
+    for options, message in (
+        ([], "num_drafts: expected 0 without a head, got 2"),
+        (["--two-model"], f"two_model: {alone} has no draft head"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            run(alone, write(*ask(PROMPTS)), *options)
+        assert capsys.readouterr().err == f"specmeta eval: {message}\n"
 
 
 @pytest.mark.parametrize("package", ["transformers", "safetensors", "rich"])

@@ -20,6 +20,8 @@ from transformers import LlamaForCausalLM
 from specmeta import BatchMetadata, cli, matrix, models
 from specmeta.matrix import Difference, Result, find_faults, first_layers
 from specmeta.serving import engine as engine_module
+from specmeta.serving import scheduler
+from specmeta.serving import step as step_module
 from specmeta.serving.attention import ATTENTION_NAME
 from specmeta.serving.request import RequestError
 
@@ -73,6 +75,7 @@ def test_all_texts_are_equal(model: models.Model, monkeypatch: pytest.MonkeyPatc
     assert {r.num_texts for r in results if r.batch == 1} == {4}
     assert {r.num_texts for r in results if r.batch == 16} == {16}
     for result in results:
+        assert result.seconds > 0
         if result.drafter == "none":
             assert result.acceptance is None
             assert result.tokens_per_pass == 1
@@ -155,10 +158,11 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
     report = json.loads(out)
     assert report["faults"] == []
-    assert report["max_new_tokens"] == 24
+    assert report["max_new_tokens"] == {str(folder): 24}
     assert (report["page_size"], report["draft_page_size"]) == (16, 8)
     assert [c["drafter"] for c in report["combinations"][::2]] == NAMES
     last = report["combinations"][-1]
+    assert last["seconds"] > 0
     assert last["acceptance"] == sum(last["accepted"]) / sum(last["drafted"])
     assert last["tokens_per_pass"] == 1 + sum(last["accepted"]) / last["target_passes"]
 
@@ -168,6 +172,7 @@ def test_a_wrong_text(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(BatchMetadata, "accept_greedy", broken_metadata.without_commit)
+    monkeypatch.setattr(scheduler, "_find_fault", lambda *_: "")  # it would notice
     assert cli.main(["matrix", "--model", str(folder)]) == 1
     out = capsys.readouterr().out
     assert re.search(r"│ one-model Eagle │ on .* │ +[0-3]/4 │", out)
@@ -258,7 +263,7 @@ def test_full(name: str, model: models.Model, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(matrix, "run", count)
     assert cli.main(["matrix", "--full", "--model", name]) == 0
     assert loaded == (["austen", "smollm2"] if name == "austen" else ["smollm2"])
-    assert lengths == [128] * len(loaded)
+    assert lengths == ([128, 32] if name == "austen" else [32])
 
 
 BAD_INPUT: dict[str, tuple[list[str], str]] = {
@@ -284,13 +289,31 @@ def test_bad_input_is_one_line(
 def test_models_that_cannot_be_used(
     model: models.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RequestError, match=r"a prompt of 67 tokens and 128 new ones: .* has 160"):
+    with pytest.raises(RequestError, match=r"a prompt of 33 tokens and 128 new ones: .* has 160"):
         next(run(model, max_new_tokens=128))
     headless = replace(model, name="tiny", head=None)
     monkeypatch.setattr(models, "load", lambda *_, **__: headless)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["matrix"])
     assert capsys.readouterr().err == "specmeta matrix: tiny has no draft head\n"
+
+
+@pytest.mark.parametrize("owner", [step_module, engine_module.Engine])
+def test_lack_of_memory(
+    owner: Any,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def allocate(*_: object, **__: object) -> torch.Tensor:
+        return torch.zeros(2**51)  # no machine has an address for it
+
+    monkeypatch.setattr(owner, "KVCache" if owner is step_module else "step", allocate)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["matrix", "--model", str(folder)])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch("specmeta matrix: not enough memory: .*allocate .*\n", err)
 
 
 @pytest.mark.parametrize("package", ["transformers", "safetensors", "rich"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
 import re
 import signal
 import socket
@@ -15,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import httpx2
 import openai
@@ -25,13 +27,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specmeta import cli, models
 from specmeta.generate import generate
-from specmeta.serving import server
+from specmeta.serving import completions, server
 from specmeta.serving.engine import Engine
+from specmeta.serving.engine_thread import EngineThread
 from specmeta.serving.request import Request, RequestError, SamplingParams
-from specmeta.serving.server import EngineThread, make_server
+from specmeta.serving.server import make_server
 
 # Longer than any test.
 ENDLESS = 10**6
+# For an answer, a thread or a process that comes at once.
+WAIT = 20
+# For a whole test.
+TEST_SECONDS = 120
 
 
 class FakeEngine:
@@ -168,7 +175,7 @@ class Served:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -181,19 +188,42 @@ def serving(engine: Any, *, max_waiting: int = 2) -> Iterator[Served]:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         http = make_server(thread, engine.model, on_ready=ready.set)
-        runner = threading.Thread(target=http.run, kwargs={"sockets": [listener]})
+        runner = threading.Thread(target=http.run, kwargs={"sockets": [listener]}, daemon=True)
         runner.start()
-        assert ready.wait(60)
+        assert ready.wait(WAIT)
         url = f"http://127.0.0.1:{port}"
         try:
             with (
-                openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60) as api,
-                httpx2.Client(base_url=url, timeout=60) as client,
+                openai.OpenAI(
+                    base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=WAIT
+                ) as api,
+                httpx2.Client(base_url=url, timeout=WAIT) as client,
             ):
                 yield Served(http, thread, api, client, port)
         finally:
             http.should_exit = True
-            runner.join()
+            runner.join(WAIT)
+            assert not runner.is_alive(), "the server doesn't end"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def terminal(request: pytest.FixtureRequest) -> Iterator[IO[str]]:
+    """Give standard error as it is outside of the tests."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        file = os.fdopen(os.dup(2), "w")
+    with file:
+        yield file
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def _no_hang(terminal: IO[str]) -> None:
+    """End the tests with the tracebacks of all threads, where one waits for ever.
+
+    That includes the end of what all tests share, behind the last of them.
+    """
+    faulthandler.dump_traceback_later(TEST_SECONDS, exit=True, file=terminal)
 
 
 @pytest.fixture(autouse=True)
@@ -510,17 +540,17 @@ def test_other_requests(shared: Served) -> None:
 def test_a_body_that_is_too_large(shared: Served, chunked: bool) -> None:
     def content() -> Iterator[bytes]:
         for _ in range(64):
-            yield b" " * (server.MAX_BODY // 16)
+            yield b" " * (completions.MAX_BODY // 16)
 
     headers = {"Content-Type": "application/json"}
     body: Any = content() if chunked else b"".join(content())
     response = shared.client.post("/v1/completions", content=body, headers=headers)
     assert response.status_code == 413
-    assert str(server.MAX_BODY) in response.json()["error"]["message"]
+    assert str(completions.MAX_BODY) in response.json()["error"]["message"]
 
 
 def test_a_body_of_the_largest_size(shared: Served) -> None:
-    body = b'{"model": "fake", "prompt": "ab"}'.ljust(server.MAX_BODY)
+    body = b'{"model": "fake", "prompt": "ab"}'.ljust(completions.MAX_BODY)
     headers = {"Content-Type": "application/json; charset=utf-8"}
     response = shared.client.post("/v1/completions", content=body, headers=headers)
     assert response.status_code == 200
@@ -533,8 +563,8 @@ HEAD = (
 
 
 def test_a_body_that_does_not_come(shared: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "BODY_SECONDS", 0.01)
-    with socket.create_connection(("127.0.0.1", shared.port), timeout=60) as connection:
+    monkeypatch.setattr(completions, "BODY_SECONDS", 0.01)
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=WAIT) as connection:
         connection.sendall(HEAD % 100 + b"{")
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
 
@@ -757,10 +787,10 @@ def test_a_second_signal_ends_what_runs(
 def test_a_client_that_sends_nothing_does_not_hold_up_the_end(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "BODY_SECONDS", 90)
+    monkeypatch.setattr(completions, "BODY_SECONDS", 90)
     monkeypatch.setattr(server, "ABORT_SECONDS", 0)
     with serving(engine) as served:
-        connection = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+        connection = socket.create_connection(("127.0.0.1", served.port), timeout=WAIT)
         connection.sendall(HEAD % 100 + b"{")
         wait_until(lambda: bool(served.http.server_state.tasks))
         served.http.should_exit = True
@@ -954,7 +984,7 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def test_sigterm_lets_a_text_end() -> None:
     with command() as (process, url):
-        with openai.OpenAI(base_url=url, api_key="-", max_retries=0) as client:
+        with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=WAIT) as client:
             stream = client.completions.create(
                 model="austen", prompt=PROMPTS[0], max_tokens=4, stream=True
             )
@@ -962,13 +992,13 @@ def test_sigterm_lets_a_text_end() -> None:
             process.send_signal(signal.SIGTERM)
             pieces += [chunk.choices[0].text for chunk in stream]  # to its end
         assert "".join(pieces)
-        assert process.communicate(timeout=60) == ("", "")
+        assert process.communicate(timeout=WAIT) == ("", "")
     assert process.returncode == 0
 
 
 def test_sigint_twice_ends_the_command_now() -> None:
     with command("--two-model", "-k", "2", "--dtype", "bf16") as (process, url):
-        with openai.OpenAI(base_url=url, api_key="-", max_retries=0) as client:
+        with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=WAIT) as client:
             stream = client.completions.create(
                 model="austen", prompt=PROMPTS[0], max_tokens=450, stream=True
             )
@@ -978,7 +1008,7 @@ def test_sigint_twice_ends_the_command_now() -> None:
             process.send_signal(signal.SIGINT)
             with pytest.raises(openai.APIError, match="the server is shutting down"):
                 list(stream)
-        assert process.communicate(timeout=60) == ("", "")
+        assert process.communicate(timeout=WAIT) == ("", "")
     assert process.returncode == 130
 
 
@@ -1002,6 +1032,12 @@ BAD_INPUT = {
     "model": (["--model", "bronte"], "no model 'bronte': expected a directory"),
     "draft": (["--draft", "nowhere"], "nowhere"),
     "draft model": (["--draft-model", "bronte"], "no model 'bronte'"),
+    "two drafters": (
+        ["--two-model", "--draft-model", "austen"],
+        "argument --draft-model: not allowed with argument --two-model",
+    ),
+    # No machine has an address for it.
+    "memory": (["--page-size", str(2**30)], "not enough memory: "),
 }
 
 

@@ -113,7 +113,7 @@ class Engine:
 
     Attributes
     ----------
-    model, max_rows, max_seq_len
+    model, max_rows, max_seq_len, captured
         As given; `max_seq_len` as far as model and caches allow.
 
     Raises
@@ -157,6 +157,7 @@ class Engine:
         self.model = model
         self.max_rows = max_rows
         self.max_seq_len = min(limits)
+        self.captured = captured
         self._num_drafts = num_drafts
         # A row can have a new request while the last one's slot isn't free yet.
         max_slots = depth * max_rows

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from specmeta.serving.server import EngineThread
+    from specmeta.serving.engine_thread import EngineThread
 
 __all__ = ["make_registry"]
 
