@@ -7,18 +7,20 @@ PROMPTS := --prompt "It was a fine morning in May, and" --prompt "She had not be
   --prompt "Mr. Darcy looked at her with" --prompt "The letter which Emma received from her sister"
 DEMO_ARGS ?= --max-new-tokens 128
 SMOLLM2_ARGS ?=
+BENCH_ARGS ?=
 SPECMETA_CUDA ?= auto
 BUILT := $(VENV)/.built-$(SPECMETA_CUDA)
 export SPECMETA_CUDA
 CXX_SOURCES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build demo smollm2 test lint format wheel clean
+.PHONY: help setup build demo smollm2 bench test lint format wheel clean
 
 help:
 	@echo "make demo    generate text with the built-in model, speculating through specmeta"
 	@echo "make smollm2 let SmolLM2 answer a question (93 MB are downloaded the first time)"
 	@echo "make test    run every test"
 	@echo "make lint    ruff, mypy, clang-format"
+	@echo "make bench   measure every operation beside what one would write instead (BENCH_ARGS=--short)"
 	@echo "make wheel   build dist/*.whl and run it in a clean environment"
 	@echo "make build   build the library only (SPECMETA_CUDA=auto|0|1)"
 
@@ -46,6 +48,10 @@ demo: build
 smollm2: build
 	@echo "== SmolLM2 answers, with and without speculation"
 	@$(BIN)/python -m specmeta generate --model smollm2 --prompt "What is the capital of France?" $(SMOLLM2_ARGS)
+
+bench: build
+	@echo "== every operation beside its alternatives (minutes)"
+	@$(BIN)/python -m bench $(BENCH_ARGS)
 
 test: build
 	@echo "== running the tests"

@@ -17,13 +17,21 @@ __all__ = [
     "advance",
     "draft_step",
     "stage",
+    "workspace",
 ]
 
 __version__ = "0.1.0"
 
 try:
     from specmeta.batch import BatchMetadata
-    from specmeta.ops import accept_greedy, accept_sampled, advance, draft_step, stage
+    from specmeta.ops import (
+        accept_greedy,
+        accept_sampled,
+        advance,
+        draft_step,
+        stage,
+        workspace,
+    )
     from specmeta.status import Status
 except ImportError as error:
     # Where the library is missing, `python -m specmeta doctor` must still be able to say so; every

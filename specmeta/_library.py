@@ -54,6 +54,13 @@ def build_info() -> BuildInfo:
     return BuildInfo(*_text("specmeta_build_info").split("\t"))
 
 
+def workspace_words(rows: int) -> int:
+    """Return how many int64 the scratch memory of a launch of so many rows has."""
+    call = ctypes.CDLL(str(PATH)).specmeta_workspace_words
+    call.restype = ctypes.c_longlong
+    return int(call(ctypes.c_int(rows)))
+
+
 def load() -> None:
     """Load the library into torch.
 

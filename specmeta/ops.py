@@ -43,6 +43,34 @@ def _given(num_rows: Tensor | int | None, **arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
+def workspace(rows: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Return scratch memory through which the blocks of a launch on a GPU share its work.
+
+    The CPU needs none. Every launch leaves it ready for the next one of any operation, so launches
+    that come one after the other share one; those that may run at the same time, on two streams,
+    need one each.
+
+    Parameters
+    ----------
+    rows : int
+        Most rows of a launch, B.
+    device : torch.device or str
+
+    Returns
+    -------
+    Tensor
+        int64 [X], zero.
+
+    Raises
+    ------
+    ValueError
+        `rows` is negative or too large.
+    """
+    if not 0 <= rows < 2**31 - 1:
+        raise ValueError(f"rows: expected 0 to {2**31 - 2}, got {rows}")
+    return torch.zeros(_library.workspace_words(rows), dtype=torch.int64, device=device)
+
+
 def advance(
     num_accepted: Tensor,
     seq_lens: Tensor,
@@ -75,6 +103,7 @@ def advance(
     block_table: Tensor | None = None,
     slot_mapping: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Fast-forward or rewind rows that were staged before ``num_accepted`` was known.
 
@@ -148,6 +177,8 @@ def advance(
     status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
         Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
         slot.
+    workspace : int64 [X], updated, optional
+        From :func:`workspace`. Absent: on a GPU, one block does everything.
 
     Raises
     ------
@@ -197,6 +228,7 @@ def advance(
             block_table=block_table,
             slot_mapping=slot_mapping,
             status=status,
+            workspace=workspace,
         ),
     )
 
@@ -235,6 +267,7 @@ def stage(
     block_table: Tensor | None = None,
     slot_mapping: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Lay out the rows of a step from the state by slot: the first node of an iteration.
 
@@ -311,6 +344,8 @@ def stage(
     status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
         Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
         slot.
+    workspace : int64 [X], updated, optional
+        From :func:`workspace`. Absent: on a GPU, one block does everything.
 
     Raises
     ------
@@ -362,6 +397,7 @@ def stage(
             block_table=block_table,
             slot_mapping=slot_mapping,
             status=status,
+            workspace=workspace,
         ),
     )
 
@@ -389,6 +425,7 @@ def accept_greedy(
     draft_input_ids: Tensor | None = None,
     last_position_ids: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Accept the leading drafts that the target also chose, and commit them.
 
@@ -442,6 +479,8 @@ def accept_greedy(
     status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
         Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
         slot.
+    workspace : int64 [X], updated, optional
+        From :func:`workspace`. Absent: on a GPU, one block does everything.
 
     Raises
     ------
@@ -483,6 +522,7 @@ def accept_greedy(
             draft_input_ids=draft_input_ids,
             last_position_ids=last_position_ids,
             status=status,
+            workspace=workspace,
         ),
     )
 
@@ -511,6 +551,7 @@ def accept_sampled(
     draft_input_ids: Tensor | None = None,
     last_position_ids: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Commit what a rejection sampler let through.
 
@@ -566,6 +607,8 @@ def accept_sampled(
     status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
         Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
         slot.
+    workspace : int64 [X], updated, optional
+        From :func:`workspace`. Absent: on a GPU, one block does everything.
 
     Raises
     ------
@@ -606,6 +649,7 @@ def accept_sampled(
             draft_input_ids=draft_input_ids,
             last_position_ids=last_position_ids,
             status=status,
+            workspace=workspace,
         ),
     )
 
@@ -648,6 +692,7 @@ def draft_step(
     block_table: Tensor | None = None,
     slot_mapping: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Record draft k in the ledger and give each row the next position of the draft loop.
 
@@ -732,6 +777,8 @@ def draft_step(
     status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
         Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
         slot.
+    workspace : int64 [X], updated, optional
+        From :func:`workspace`. Absent: on a GPU, one block does everything.
 
     Raises
     ------
@@ -786,5 +833,6 @@ def draft_step(
             block_table=block_table,
             slot_mapping=slot_mapping,
             status=status,
+            workspace=workspace,
         ),
     )

@@ -349,6 +349,7 @@ def advance(
     block_table: Tensor | None = None,
     slot_mapping: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Fast-forward or rewind rows that the host staged: the meaning of `specmeta.advance`.
 
@@ -478,6 +479,7 @@ def stage(
     block_table: Tensor | None = None,
     slot_mapping: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Lay out the rows of a step from the slots' state: the meaning of `specmeta.stage`.
 
@@ -753,6 +755,7 @@ def accept_greedy(
     draft_input_ids: Tensor | None = None,
     last_position_ids: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Accept the drafts that the target's argmax confirms: the meaning of `specmeta.accept_greedy`.
 
@@ -842,6 +845,7 @@ def accept_sampled(
     draft_input_ids: Tensor | None = None,
     last_position_ids: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Accept what a sampler emitted: the meaning of `specmeta.accept_sampled`.
 
@@ -930,6 +934,7 @@ def draft_step(
     block_table: Tensor | None = None,
     slot_mapping: Tensor | None = None,
     status: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Record a draft and step to the next one's position: the meaning of `specmeta.draft_step`.
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import specmeta
+
 B, S, T, P, K, LEDGER = 3, 4, 8, 5, 2, 24
 
 
@@ -29,7 +31,11 @@ def _layout(tokens: int) -> dict[str, Tensor]:
 
 
 def _rows() -> dict[str, Tensor]:
-    return {"row_to_slot": torch.tensor([2, -1, 0]), "num_rows": _i32(B)}
+    return {
+        "row_to_slot": torch.tensor([2, -1, 0]),
+        "num_rows": _i32(B),
+        "workspace": specmeta.workspace(B),
+    }
 
 
 def _pages() -> dict[str, Any]:

@@ -177,8 +177,9 @@ def test_fake_kernels_check_what_the_real_ones_check(operation: str) -> None:
             "A",
             "C",
             "N",
+            "X",
             "Z",
-        ):  # alone with its size, or (Z) only known to the real kernel
+        ):  # alone with its size, or only known to the real kernel
             del wrong["size"]
         for kind, value in wrong.items():
             call[spec.name] = value

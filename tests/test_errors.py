@@ -51,7 +51,7 @@ def test_shapes(operation: str) -> None:
         tensor = call[argument.name]
         call[argument.name] = tensor[0]
         _refused(operation, call, argument.name, rf"shape \[{re.escape(argument.shape)}\], got \[")
-        if argument.shape not in ("A", "C", "N"):
+        if argument.shape not in ("A", "C", "N", "X"):
             call[argument.name] = torch.cat([tensor, tensor, tensor])
             # Where this argument comes first, the next one that disagrees is named.
             with pytest.raises(RuntimeError, match=rf"^specmeta\.{operation}: .*: expected "):
@@ -177,6 +177,13 @@ def test_rows_and_slots(operation: str) -> None:
         call | {"status": torch.zeros(3, dtype=torch.int32)},
         "status",
         r"shape \[S\+1\] = \[5\], got \[3\]",
+    )
+    needed = specmeta.workspace(3).numel()
+    _refused(
+        operation,
+        call | {"workspace": specmeta.workspace(2)},
+        "workspace",
+        f"at least {needed} entries for B = 3, got {specmeta.workspace(2).numel()}",
     )
     op = getattr(torch.ops.specmeta, operation)
     arguments = dict(call, num_rows_int=2)

@@ -1,41 +1,144 @@
-// A Cta that is a CUDA block.
+// A Cta that is a CUDA block, and the launch of a grid of them.
 #pragma once
 
-#include <cub/block/block_scan.cuh>
+#include <atomic>
+#include <cub/warp/warp_scan.cuh>
+#include <cuda/atomic>
 
-#include "specmeta/common.h"
+#include "launch.h"
+#include "specmeta/grid.h"
+#include "specmeta/work.h"
 
 namespace specmeta::cuda {
 
-// One block walks the batch in tiles of this many rows.
-inline constexpr int kThreads = 512;
+// A multiprocessor has room for so many threads of so many registers.
+inline constexpr int kThreads = kTileRows;
+inline constexpr int kMaxRegisters = 48;
 
 template <class RowType>
-class BlockCta {
+class BlockCta : public GridCta<BlockCta<RowType>> {
  public:
   using Row = RowType;
-  using Scan = cub::BlockScan<int64_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+  // NOTE: of a warp, then of the warps' totals. cub::BlockScan has every thread add up the totals of all warps, which
+  // takes 64 registers.
+  using Scan = cub::WarpScan<int64_t>;
+  static constexpr int kWarps = kThreads / 32;
   struct Shared {
-    typename Scan::TempStorage scan;
+    typename Scan::TempStorage scan[kWarps];
+    int64_t totals[kWarps];
+    unsigned long long sum;
+    int32_t min;
     alignas(Row) unsigned char tile[kThreads * sizeof(Row)];  // bytes: shared memory has no constructors
+    int64_t state[kNumChains + kNumNews];
+    alignas(WalkState) unsigned char walk[sizeof(WalkState)];
   };
 
-  __device__ explicit BlockCta(Shared& shared) : shared_(shared) {}
+  __device__ BlockCta(Shared& shared, const Rows& rows) : GridCta<BlockCta>(rows), shared_(shared) {
+    if (threadIdx.x < kNumChains + kNumNews) shared.state[threadIdx.x] = 0;
+    if (threadIdx.x == 0) walk() = WalkState();
+    __syncthreads();
+  }
 
-  __device__ int64_t rank() const { return threadIdx.x; }
-  __device__ int64_t size() const { return kThreads; }
+  __device__ int32_t rank() const { return threadIdx.x; }
+  __device__ int32_t size() const { return kThreads; }
   __device__ void sync() const { __syncthreads(); }
+  __device__ bool any(bool x) const { return __syncthreads_or(x); }
+  __device__ int32_t count(bool x) const { return __syncthreads_count(x); }
   __device__ int64_t exclusive_sum(int64_t x, int64_t& total) const {
-    int64_t before;
-    Scan(shared_.scan).ExclusiveSum(x, before, total);
-    __syncthreads();  // the scan's storage is used again
-    return before;
+    static_assert(kWarps == 32);
+    const int warp = threadIdx.x / 32;
+    int64_t in_warp, of_warps;
+    Scan(shared_.scan[warp]).InclusiveSum(x, in_warp);
+    if (threadIdx.x % 32 == 31) shared_.totals[warp] = in_warp;
+    __syncthreads();
+    Scan(shared_.scan[warp]).InclusiveSum(shared_.totals[threadIdx.x % 32], of_warps);
+    total = __shfl_sync(0xffffffff, of_warps, 31);
+    const int64_t before = __shfl_sync(0xffffffff, of_warps, max(warp - 1, 0));
+    __syncthreads();  // the totals are used again
+    return in_warp - x + (warp > 0 ? before : 0);
+  }
+  __device__ int64_t sum(int64_t x) const {
+    if (threadIdx.x == 0) shared_.sum = 0;
+    __syncthreads();
+    if (x != 0) atomicAdd(&shared_.sum, static_cast<unsigned long long>(x));
+    __syncthreads();
+    const auto total = static_cast<int64_t>(shared_.sum);
+    __syncthreads();  // it's used again
+    return total;
+  }
+  __device__ int32_t min(int32_t x) const {
+    if (threadIdx.x == 0) shared_.min = INT32_MAX;
+    __syncthreads();
+    if (x != INT32_MAX) atomicMin(&shared_.min, x);
+    __syncthreads();
+    const int32_t least = shared_.min;
+    __syncthreads();  // it's used again
+    return least;
   }
   __device__ Row* tile() const { return reinterpret_cast<Row*>(shared_.tile); }
+  __device__ WalkState& walk() const { return *reinterpret_cast<WalkState*>(shared_.walk); }
+  __device__ int32_t num_blocks() const { return gridDim.x; }
+  __device__ int64_t least_share() const { return kLeastShare; }
+  __device__ Row* records() { return this->template records_as<Row>(); }
   __device__ void atomic_or(int32_t* at, int32_t bits) const { atomicOr(at, bits); }
 
+  __device__ int64_t* state() const { return shared_.state; }
+  __device__ uint64_t peek(const uint64_t* at) const { return word(at).load(::cuda::memory_order_relaxed); }
+  __device__ void post(uint64_t* at, uint64_t x) const { word(at).store(x, ::cuda::memory_order_relaxed); }
+  __device__ uint64_t acquire(const uint64_t* at) const { return word(at).load(::cuda::memory_order_acquire); }
+  __device__ uint64_t add(uint64_t* at, uint64_t x) const {
+    return word(at).fetch_add(x, ::cuda::memory_order_acq_rel);
+  }
+  __device__ void pause() const { __nanosleep(20); }
+
  private:
+  __device__ static ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device> word(const uint64_t* at) {
+    return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>(*const_cast<uint64_t*>(at));
+  }
+
   Shared& shared_;
 };
+
+// Whether the current device can begin a launch while the one before it ends (compute capability 9.0 and later).
+inline bool has_dependent_launch() {
+  static std::atomic<signed char> known[64];  // by device: 0 = not asked yet
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return false;
+  if (known[device] == 0) {
+    int major = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    known[device] = error == cudaSuccess && major >= 9 ? 1 : -1;
+  }
+  return known[device] > 0;
+}
+
+// The body of a kernel.
+template <class Row, class Params, class Operation>
+__device__ __forceinline__ void run(const Params& params, Operation operation) {
+  __shared__ typename BlockCta<Row>::Shared shared;
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();  // whoever comes next may begin, and wait for this one as well
+  cudaGridDependencySynchronize();
+#endif
+  BlockCta<Row> cta(shared, params.rows);
+  cta.enter();
+  operation(cta, params);
+  cta.leave();
+}
+
+// Launches `kernel`. The grid depends on sizes alone, so that a captured launch is right for all values.
+template <class Params>
+cudaError_t launch_grid(void (*kernel)(Params), const Params& params, cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(count_blocks(params.rows, work(params), kThreads));
+  config.blockDim = kThreads;
+  config.stream = stream;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = has_dependent_launch() ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
 
 }  // namespace specmeta::cuda

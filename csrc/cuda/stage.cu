@@ -1,27 +1,21 @@
 // stage: the rows of a step from the state by slot; the first node of an iteration (pseudocode: specmeta/stage.h).
 //
-// Grid: one block of kThreads, whatever the values. Each tile of kThreads rows is read once, scanned, and its tokens
-// and pages are shared among the threads. Capturable: the parameters travel by value, no memory is allocated, no size
-// is read back.
+// Grid: from the sizes of the tensors, never from values. Each block takes a tile of kThreads rows, then its share of
+// all tokens and pages. Capturable: the parameters travel by value, no memory is allocated, no size is read back.
 #include "cta.cuh"
-#include "launch.h"
 #include "specmeta/stage.h"
 
 namespace specmeta::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kThreads, 1) stage_kernel(const __grid_constant__ StageParams params) {
-  using Cta = BlockCta<LayoutRow>;
-  __shared__ typename Cta::Shared shared;
-  Cta cta(shared);
-  stage(cta, params);
+__global__ void __maxnreg__(kMaxRegisters) stage_kernel(const __grid_constant__ StageParams params) {
+  run<LayoutRow>(params, [](auto& cta, const StageParams& p) { stage(cta, p); });
 }
 
 }  // namespace
 
 cudaError_t launch(const StageParams& params, cudaStream_t stream) {
-  stage_kernel<<<1, kThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  return launch_grid(stage_kernel, params, stream);
 }
 
 }  // namespace specmeta::cuda

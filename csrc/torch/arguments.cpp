@@ -229,11 +229,13 @@ int64_t* Arguments::int64(const char* name) {
 }
 Table Arguments::table(const char* name) {
   const Value& value = find(name);
-  return value.given ? Table{reinterpret_cast<int32_t*>(value.data), value.stride, value.shape[1]} : Table{};
+  return value.given ? Table{reinterpret_cast<int32_t*>(value.data), value.stride, static_cast<int32_t>(value.shape[1])}
+                     : Table{};
 }
 IntsTable Arguments::ints_table(const char* name) {
   const Value& value = find(name);
-  return value.given ? IntsTable{{value.data, value.wide}, value.stride, value.shape[1]} : IntsTable{};
+  return value.given ? IntsTable{{value.data, value.wide}, value.stride, static_cast<int32_t>(value.shape[1])}
+                     : IntsTable{};
 }
 int64_t Arguments::integer(const char* name, int64_t otherwise) {
   const Value& value = find(name);

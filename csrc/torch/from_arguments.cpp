@@ -1,5 +1,7 @@
 #include "from_arguments.h"
 
+#include "specmeta/grid.h"
+
 namespace specmeta {
 namespace {
 
@@ -15,17 +17,18 @@ Rows rows_params(Arguments& args) {
   // B and S: from what is by row and by slot, else from each other, else from status.
   const bool by_slot = args.has("row_to_slot");
   const int64_t status_length = rows.status ? args.length("status") : -1;
-  rows.batch = args.size('B');
+  int64_t batch = args.size('B');
   for (const int64_t size : {args.size('S'), status_length}) {
-    if (rows.batch < 0) rows.batch = size;
+    if (batch < 0) batch = size;
   }
+  rows.batch = static_cast<int32_t>(batch);
   if (rows.batch < 0) args.fail("cu_seqlens_q", "a tensor, since no other one tells the number of rows", "None");
   if (args.size('S') >= 0) {
     rows.slots = args.size('S');
   } else if (!by_slot) {
     rows.slots = rows.batch;
   } else if (rows.status) {
-    rows.slots = max64(status_length - 1, 0);
+    rows.slots = static_cast<int32_t>(max64(status_length - 1, 0));
   }
   if (!by_slot && rows.slots != rows.batch) {
     args.fail("row_to_slot",
@@ -33,7 +36,15 @@ Rows rows_params(Arguments& args) {
                   " rows",
               "None");
   }
-  const int64_t wanted = by_slot ? rows.slots + 1 : rows.batch;
+  if (args.has("workspace")) {
+    const int64_t needed = workspace_words(rows.batch);
+    if (args.size('X') < needed) {
+      args.fail("workspace", "at least " + std::to_string(needed) + " entries for B = " + std::to_string(rows.batch),
+                std::to_string(args.size('X')));
+    }
+    rows.workspace = reinterpret_cast<uint64_t*>(args.int64("workspace"));
+  }
+  const int64_t wanted = by_slot ? int64_t{rows.slots} + 1 : rows.batch;
   if (rows.status && status_length != wanted) {
     args.fail("status", std::string("shape [") + (by_slot ? "S+1" : "B") + "] = [" + std::to_string(wanted) + "]",
               "[" + std::to_string(status_length) + "]");
@@ -53,7 +64,7 @@ void check_one_token_a_row(Arguments& args, const Rows& rows) {
 Pages pages_params(Arguments& args) {
   Pages pages;
   pages.page_size = Divider(args.integer("page_size", 1));
-  pages.max_seq_len = args.integer("max_seq_len", kInt32Max);
+  pages.max_seq_len = static_cast<int32_t>(args.integer("max_seq_len", kInt32Max));
   pages.page_table = args.table("page_table");
   pages.num_pages = args.int32("num_pages");
   pages.alloc_pages = args.int32("alloc_pages");
@@ -78,6 +89,7 @@ Layout layout_params(Arguments& args, const Rows& rows) {
   layout.kv_indices = args.int32("kv_indices");
   if (layout.kv_indices) layout.kv_capacity = args.size('C');
   layout.block_table = args.table("block_table");
+  layout.table_parts = Divider(max64((layout.block_table.width + kTablePart - 1) / kTablePart, 1));
   layout.slot_mapping = args.int64("slot_mapping");
   for (const char* name : {"kv_indices", "block_table", "slot_mapping"})
     args.needs(name, {"page_table", "alloc_pages"});
@@ -106,6 +118,7 @@ AcceptParams accept_params(Arguments& args) {
   p.next_tokens = args.ints("next_tokens");
   p.token_indices = args.int32("token_indices");
   p.accepted_tokens = args.ints_table("accepted_tokens");
+  p.emitted_width = Divider(max64(p.accepted_tokens.width, 1));
   p.draft_input_ids = args.ints("draft_input_ids");
   p.last_position_ids = args.ints("last_position_ids");
   check_one_token_a_row(args, p.rows);

@@ -11,7 +11,8 @@ namespace {
 // argument of ops.py and reference.py; tests/test_errors.py holds these together.
 //
 // Shape symbols: B rows, S slots, Z status, T tokens, P pages a slot, A ragged pages, C kv_capacity, M block_table's
-// width, L the ledger's width, W accepted_tokens' width (K + 1), N counts. Z is S + 1 with row_to_slot and B without.
+// width, L the ledger's width, W accepted_tokens' width (K + 1), N counts, X the workspace. Z is S + 1 with row_to_slot
+// and B without.
 constexpr DType kInt32 = DType::kInt32;
 constexpr DType kInt64 = DType::kInt64;
 constexpr DType kEither = DType::kEither;
@@ -99,6 +100,7 @@ Args layout_outputs() {
       out("cached_lens", kInt32, "B"),   out("padded_seq_lens", kEither, "B"), out("pages_per_seq", kInt32, "B"),
       out("last_page_len", kInt32, "B"), out("kv_indptr", kInt32, "B+1"),      out("kv_indices", kInt32, "C"),
       out("block_table", kInt32, "B,M"), out("slot_mapping", kInt64, "T"),     out("status", kInt32, "Z"),
+      out("workspace", kInt64, "X"),
   };
 }
 
@@ -121,6 +123,7 @@ Args accept_args() {
       out("draft_input_ids", kEither, "T"),
       out("last_position_ids", kEither, "B"),
       out("status", kInt32, "Z"),
+      out("workspace", kInt64, "X"),
   };
 }
 
@@ -215,13 +218,8 @@ std::vector<OpSpec> make_ops() {
 std::string OpSpec::schema() const {
   std::string text = name + "(";
   char letter = 'a';
-  bool keyword_only = false;
   for (const ArgSpec& arg : args) {
     if (text.back() != '(') text += ", ";
-    if (!arg.required && !keyword_only) {
-      text += "*, ";
-      keyword_only = true;
-    }
     if (arg.kind == ArgKind::kTensor) {
       text += "Tensor";
       if (arg.written) text += std::string("(") + letter++ + "!)";

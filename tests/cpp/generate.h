@@ -95,13 +95,13 @@ class Generator {
   Table table(const char* name, int64_t n, int64_t width, Value value) {
     const int64_t stride = width + random_.pick({0, 1, 3});
     const auto element = [&](int64_t i) { return i % stride < width ? value(i / stride, i % stride) : wild(); };
-    return {int32(name, extent(n, width, stride), element, stride, width), stride, width};
+    return {int32(name, extent(n, width, stride), element, stride, width), stride, static_cast<int32_t>(width)};
   }
   template <class Value>
   IntsTable ints_table(const char* name, int64_t n, int64_t width, Value value) {
     const int64_t stride = width + random_.pick({0, 1, 3});
     const auto element = [&](int64_t i) { return i % stride < width ? value(i / stride, i % stride) : wild(); };
-    return {ints(name, extent(n, width, stride), element, stride, width), stride, width};
+    return {ints(name, extent(n, width, stride), element, stride, width), stride, static_cast<int32_t>(width)};
   }
 
   // Outputs: full of poison.
@@ -236,6 +236,7 @@ class Generator {
     }
     if (given()) {
       layout.block_table = table_out("block_table", rows, random_.chance(0.6) ? width : random_.between(0, width + 2));
+      layout.table_parts = Divider(max64((layout.block_table.width + kTablePart - 1) / kTablePart, 1));
     }
     if (given()) layout.slot_mapping = int64("slot_mapping", tokens, [this](int64_t) { return wild(); });
     return layout;

@@ -32,7 +32,8 @@ AcceptParams make(Random& random, Buffers& buffers, bool many_rows) {
     });
   }
   if (make.given()) p.accepted_tokens = make.ints_table_out("accepted_tokens", rows, width);
-  if (!greedy || p.accepted_tokens) p.max_draft_len = width - 1;
+  if (p.accepted_tokens) p.emitted_width = Divider(width);
+  if (!greedy || p.accepted_tokens) p.max_draft_len = static_cast<int32_t>(width - 1);
   if (make.given()) {
     p.num_draft_tokens =
         make.int32("num_draft_tokens", rows, [&](int64_t b) { return make.value(0, min64(make.query[b], width) - 1); });

@@ -57,11 +57,12 @@ void test_find_owner(Random& random) {
       for (int64_t r = 0; r < n; ++r) {
         if (exact[r] <= x) expected = r;
       }
-      const int64_t found = find_owner(n, x, [&](int64_t r) { return exact.data()[r]; });
+      const int64_t found =
+          find_owner(static_cast<int32_t>(n), static_cast<int32_t>(x), [&](int32_t r) { return exact.data()[r]; });
       SPECMETA_CHECK(found == expected, "n %" PRId64 ", x %" PRId64 ": %" PRId64 ", not %" PRId64, n, x, found,
                      expected);
     }
-    const int64_t last = find_owner(n, INT64_MAX, [&](int64_t r) { return exact.data()[r]; });
+    const int64_t last = find_owner(static_cast<int32_t>(n), INT32_MAX, [&](int32_t r) { return exact.data()[r]; });
     SPECMETA_CHECK(last == n - 1, "n %" PRId64 ": %" PRId64, n, last);
   }
 }

@@ -135,7 +135,34 @@ inline int64_t option(int argc, char** argv, const char* name, int64_t otherwise
   return otherwise;
 }
 
-// Runs an operation on random arguments with one thread and with several, and compares every tensor. Options:
+// A way to run an operation: by so many Ctas of so many threads.
+struct Grid {
+  int32_t blocks;
+  int32_t threads;
+};
+
+// Runs an operation once; `words` is a workspace for it.
+template <class Row, class Params, class Operation>
+void run_threads(ThreadPool& pool, const Grid& grid, const Params& params, std::vector<uint64_t>& words,
+                 Operation operation, SyncSites& sites, uint64_t skipped) {
+  using Shared = typename ThreadCta<Row>::Shared;
+  std::vector<std::unique_ptr<Shared>> shared;
+  for (int32_t block = 0; block < grid.blocks; ++block) {
+    shared.push_back(std::make_unique<Shared>(grid.threads, sites, skipped));
+  }
+  Params with_workspace = params;
+  with_workspace.rows.workspace = words.data();
+  pool.run([&](int64_t i) {
+    const auto block = static_cast<int32_t>(i / grid.threads);
+    ThreadCta<Row> cta(*shared[block], static_cast<int32_t>(i % grid.threads), with_workspace.rows, grid.blocks);
+    cta.enter();
+    operation(cta, with_workspace);
+    cta.leave();
+  });
+}
+
+// Runs an operation on random arguments with one thread, with one Cta of several, and with several Ctas, and compares
+// every tensor. Options:
 //   --cases N      how many
 //   --case I       only this one
 //   --syncs N      fail unless the algorithm calls sync() in N places
@@ -150,51 +177,66 @@ int compare_with_serial(int argc, char** argv, int32_t faults, Make make, Operat
   const int64_t num_syncs = option(argc, argv, "--syncs", -1);
   const int64_t skip = option(argc, argv, "--skip-sync", -1);
 
-  ThreadPool pools[] = {ThreadPool(4), ThreadPool(5), ThreadPool(16), ThreadPool(64)};
-  int64_t runs[4] = {};
-  std::vector<SyncSite> sites;
+  static constexpr Grid kGrids[] = {{1, 4}, {1, 5}, {1, 16}, {1, 64}, {2, 4}, {4, 5}, {8, 4}, {16, 4}, {4, 64}};
+  static constexpr size_t kNumGrids = sizeof(kGrids) / sizeof(kGrids[0]);
+  std::vector<std::unique_ptr<ThreadPool>> pools;
+  for (const Grid& grid : kGrids) pools.push_back(std::make_unique<ThreadPool>(grid.blocks * grid.threads));
+  int64_t runs[kNumGrids] = {};
+  SyncSites sites;
+  uint64_t skipped = 0;
   int32_t raised = 0;
   for (int64_t i = 0; i < cases; ++i) {
     if (only >= 0 && i != only) continue;
     Random random(static_cast<uint64_t>(i));
     Buffers buffers;
-    const bool many_rows =
-        i % 8 == 0;  // up to several tiles of the largest Cta, which is slow and runs these cases only
+    // Up to several tiles of the largest Cta, which is slow and runs these cases only.
+    const bool many_rows = i % 8 == 0;
     const auto params = make(random, buffers, many_rows);
 
-    RecordingCta<Row> serial(sites);
+    SerialCta<Row> serial;
     operation(serial, params);
     buffers.expect_this();
     if (params.rows.status) {
       const int64_t length = params.rows.row_to_slot ? params.rows.slots + 1 : params.rows.batch;
       for (int64_t s = 0; s < length; ++s) raised |= params.rows.status[s];
     }
+    // The first cases meet every place.
+    if (skip >= 0 && skipped == 0 && i == 16) {
+      const std::vector<uint64_t> list = sites.list();
+      SPECMETA_CHECK(skip < static_cast<int64_t>(list.size()), "there are %zu places", list.size());
+      skipped = list[skip];
+    }
 
-    const SyncSite* skipped = skip >= 0 && skip < static_cast<int64_t>(sites.size()) ? &sites[skip] : nullptr;
-    for (size_t k = 0; k < 4; ++k) {
-      ThreadPool& pool = pools[k];
-      if (pool.size() == 64 && !many_rows) continue;
+    for (size_t k = 0; k < kNumGrids; ++k) {
+      const Grid& grid = kGrids[k];
+      if (grid.threads == 64 && (!many_rows || (grid.blocks > 1 && i % 32))) continue;
+      if (grid.blocks > 1 && int64_t{grid.blocks} * grid.threads < params.rows.batch) continue;
+      if (grid.blocks == 16 && i % 4) continue;
       buffers.restore();
-      typename ThreadCta<Row>::Shared shared(pool.size(), skipped);
-      pool.run([&](int64_t rank) {
-        ThreadCta<Row> cta(shared, rank);
-        operation(cta, params);
-      });
+      std::vector<uint64_t> words(static_cast<size_t>(WorkspaceLayout(params.rows.batch, grid.threads).size()) + 4);
+      run_threads<Row>(*pools[k], grid, params, words, operation, sites, skipped);
       ++runs[k];
       if (skipped) continue;  // what comes out then is anyone's guess: ThreadSanitizer has the word
       const std::string difference = buffers.difference();
       if (!difference.empty()) {
-        std::printf("case %" PRId64 ", %" PRId64 " threads: %s\n", i, pool.size(), difference.c_str());
+        std::printf("case %" PRId64 ", %d x %d threads: %s\n", i, grid.blocks, grid.threads, difference.c_str());
         return 1;
+      }
+      const int64_t header = WorkspaceLayout(params.rows.batch, grid.threads).chain_at(kNumChains);
+      for (int64_t word = 0; word < header; ++word) {
+        SPECMETA_CHECK(words[word] == 0, "case %" PRId64 ": word %" PRId64 " of the workspace", i, word);
       }
     }
   }
 
-  for (size_t k = 0; k < 4; ++k) std::printf("%" PRId64 " runs of %" PRId64 " threads\n", runs[k], pools[k].size());
-  for (const SyncSite& site : sites) std::printf("sync at %s:%d\n", site.file, site.line);
+  for (size_t k = 0; k < kNumGrids; ++k) {
+    std::printf("%" PRId64 " runs of %d x %d threads\n", runs[k], kGrids[k].blocks, kGrids[k].threads);
+  }
+  const std::vector<uint64_t> list = sites.list();
+  for (const uint64_t site : list) std::printf("sync in line %d\n", static_cast<int>(site & 0xffff));
   std::printf("status bits raised: %d\n", static_cast<int>(raised & 63));
-  if (num_syncs >= 0 && num_syncs != static_cast<int64_t>(sites.size())) {
-    std::printf("sync() is called in %zu places, and tests without each exist for %" PRId64 "\n", sites.size(),
+  if (num_syncs >= 0 && num_syncs != static_cast<int64_t>(list.size())) {
+    std::printf("sync() is called in %zu places, and tests without each exist for %" PRId64 "\n", list.size(),
                 num_syncs);
     return 1;
   }

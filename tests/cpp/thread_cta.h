@@ -4,13 +4,16 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
-#include <cstring>
+#include <cstdlib>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
-#include "specmeta/cta.h"
+#include "specmeta/grid.h"
 
 #if defined(__SANITIZE_THREAD__)
 extern "C" void AnnotateIgnoreSyncBegin(const char* file, int line);
@@ -22,30 +25,37 @@ inline void AnnotateIgnoreSyncEnd(const char*, int) {}
 
 namespace specmeta::testing {
 
-// A place in an algorithm that calls sync().
-struct SyncSite {
-  const char* file;
-  int line;
-
-  bool operator==(const SyncSite& other) const { return line == other.line && std::strcmp(file, other.file) == 0; }
-};
-
-// The serial Cta; it notes the places that call sync(), in the order in which they are met.
-template <class RowType>
-class RecordingCta : public SerialCta<RowType> {
+// The places in an algorithm that call sync(). Any thread adds to it; an order of memory that would hide a race does
+// not come of that.
+class SyncSites {
  public:
-  explicit RecordingCta(std::vector<SyncSite>& sites) : sites_(sites) {}
-
-  void sync(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
-    const SyncSite site{file, line};
-    for (const SyncSite& known : sites_) {
+  void add(const char* file, int line) {
+    for (std::atomic<uint64_t>& entry : entries_) {
+      uint64_t known = entry.load(std::memory_order_relaxed);
+      const uint64_t site = key(file, line);
+      if (known == 0 && entry.compare_exchange_strong(known, site, std::memory_order_relaxed)) return;
       if (known == site) return;
     }
-    sites_.push_back(site);
+    std::abort();  // more than there is room for
+  }
+  // In an order that is the same in every run.
+  std::vector<uint64_t> list() const {
+    std::vector<uint64_t> sites;
+    for (const std::atomic<uint64_t>& entry : entries_) {
+      if (const uint64_t site = entry.load(std::memory_order_relaxed)) sites.push_back(site);
+    }
+    std::sort(sites.begin(), sites.end());
+    return sites;
+  }
+  // Of the name, no more than tells the files apart.
+  static uint64_t key(const char* file, int line) {
+    uint64_t hash = 0;
+    for (; *file; ++file) hash = hash * 31 + static_cast<unsigned char>(*file);
+    return hash << 16 | static_cast<uint64_t>(line);
   }
 
  private:
-  std::vector<SyncSite>& sites_;
+  std::array<std::atomic<uint64_t>, 32> entries_{};
 };
 
 class Barrier {
@@ -62,14 +72,19 @@ class Barrier {
 };
 
 template <class RowType>
-class ThreadCta {
+class ThreadCta : public GridCta<ThreadCta<RowType>> {
  public:
   using Row = RowType;
 
-  // What the threads of one Cta share, made for each run. `skipped` (or null) is a place whose sync() does nothing.
+  // What the threads of one Cta share, made for each run. `skipped` is a place whose sync() does nothing; 0: none.
   struct Shared {
-    Shared(int64_t size, const SyncSite* skipped)
-        : barriers{Barrier(size), Barrier(size)}, sum_barrier(size), tile(size), addends(size), skipped(skipped) {}
+    Shared(int32_t size, SyncSites& sites, uint64_t skipped)
+        : barriers{Barrier(size), Barrier(size)},
+          sum_barrier(size),
+          tile(size),
+          addends(size),
+          sites(sites),
+          skipped(skipped) {}
 
     // NOTE: two in turn. ThreadSanitizer takes a thread that is slow to leave a barrier to come after everything that
     // the others did before they entered the same barrier once more, and so would overlook races.
@@ -77,17 +92,28 @@ class ThreadCta {
     Barrier sum_barrier;
     std::vector<Row> tile;
     std::vector<std::atomic<int64_t>> addends;
-    const SyncSite* skipped;
+    int64_t state[kNumChains + kNumNews] = {};
+    WalkState walk;
+    SyncSites& sites;
+    uint64_t skipped;
   };
 
-  ThreadCta(Shared& shared, int64_t rank) : shared_(shared), rank_(rank) {}
+  ThreadCta(Shared& shared, int32_t rank, const Rows& rows, int32_t num_blocks)
+      : GridCta<ThreadCta>(rows), shared_(shared), rank_(rank), num_blocks_(num_blocks) {}
 
-  int64_t rank() const { return rank_; }
-  int64_t size() const { return static_cast<int64_t>(shared_.tile.size()); }
+  int32_t rank() const { return rank_; }
+  int32_t size() const { return static_cast<int32_t>(shared_.tile.size()); }
   void sync(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    if (shared_.skipped && *shared_.skipped == SyncSite{file, line}) return;
+    if (rank_ == 0) shared_.sites.add(file, line);
+    if (shared_.skipped == SyncSites::key(file, line)) return;
     shared_.barriers[turn_].wait();
     turn_ ^= 1;
+  }
+  bool any(bool x) const { return count(x) > 0; }
+  int32_t count(bool x) const {
+    int64_t total;
+    exclusive_sum(x, total);
+    return static_cast<int32_t>(total);
   }
   // NOTE: a sum promises no order of memory, only sync() does. So ThreadSanitizer does not get to see the barriers in
   // here: else they would stand in for a sync() that is missing.
@@ -97,7 +123,7 @@ class ThreadCta {
     shared_.sum_barrier.wait();
     int64_t before = 0;
     total = 0;
-    for (int64_t i = 0; i < size(); ++i) {
+    for (int32_t i = 0; i < size(); ++i) {
       if (i == rank_) before = total;
       total += shared_.addends[i].load(std::memory_order_relaxed);
     }
@@ -105,12 +131,38 @@ class ThreadCta {
     AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
     return before;
   }
+  int64_t sum(int64_t x) const {
+    int64_t total;
+    exclusive_sum(x, total);
+    return total;
+  }
+  int32_t min(int32_t x) const {
+    int64_t total;
+    int32_t least = INT32_MAX;
+    for (int32_t i = 0; i < size(); ++i) {  // each in turn
+      exclusive_sum(i == rank_ ? x : 0, total);
+      least = min32(least, static_cast<int32_t>(total));
+    }
+    return least;
+  }
   Row* tile() const { return shared_.tile.data(); }
+  WalkState& walk() const { return shared_.walk; }
   void atomic_or(int32_t* at, int32_t bits) const { __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
+
+  int32_t num_blocks() const { return num_blocks_; }
+  int64_t least_share() const { return 3; }
+  Row* records() { return this->template records_as<Row>(); }
+  int64_t* state() const { return shared_.state; }
+  uint64_t peek(const uint64_t* at) const { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+  void post(uint64_t* at, uint64_t x) const { __atomic_store_n(at, x, __ATOMIC_RELAXED); }
+  uint64_t acquire(const uint64_t* at) const { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+  uint64_t add(uint64_t* at, uint64_t x) const { return __atomic_fetch_add(at, x, __ATOMIC_ACQ_REL); }
+  void pause() const { std::this_thread::yield(); }
 
  private:
   Shared& shared_;
-  int64_t rank_;
+  int32_t rank_;
+  int32_t num_blocks_;
   int turn_ = 0;
 };
 

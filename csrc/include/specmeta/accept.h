@@ -8,26 +8,33 @@
 //   draft_input_ids = input_ids shifted left by one inside the row, the next token at base + a
 #pragma once
 
-#include "specmeta/rows.h"
+#include "specmeta/walk.h"
 
 namespace specmeta {
 
-// A tile's row.
-struct AcceptRow : TokenSpan {
+// What there is to know of a row: one sector of memory.
+struct alignas(32) AcceptRow {
+  int32_t token_begin = 0;
+  int32_t tokens_end = 0;
   int32_t last_token = 0;  // the token that was accepted last; below token_begin where the row is empty
+  int32_t base = 0;        // of the ids in accepted_tokens
+  int32_t emitted = 0;     // their number
   int64_t next = 0;
+
+  SPECMETA_HD int32_t token_end() const { return tokens_end; }
+  static constexpr int32_t page_begin = 0, page_end = 0;
 };
 
 struct Acceptance {
-  int64_t count = 0;  // a
-  int64_t rejected = 0;
-  int64_t emitted = 0;  // ids in accepted_tokens
-  int64_t base = 0;
+  int32_t count = 0;  // a
+  int32_t rejected = 0;
+  int32_t emitted = 0;  // ids in accepted_tokens
+  int32_t base = 0;
   int64_t next = 0;
 };
 
 // The row's length where it is given; false where it empties the row.
-SPECMETA_HD bool check_length(const AcceptParams& p, int64_t b, int64_t q, RowCheck& check, int64_t& length) {
+SPECMETA_HD bool check_length(const AcceptParams& p, int32_t b, int32_t q, RowCheck& check, int64_t& length) {
   if (!p.seq_lens) return true;
   length = p.seq_lens.get_count(b);
   if (length < 0) {
@@ -38,17 +45,17 @@ SPECMETA_HD bool check_length(const AcceptParams& p, int64_t b, int64_t q, RowCh
   return length >= q;  // q >= 1
 }
 
-SPECMETA_HD Acceptance verify(const AcceptParams& p, int64_t b, const TokenSpan& span, RowCheck& check) {
+SPECMETA_HD Acceptance verify(const AcceptParams& p, int32_t b, const TokenSpan& span, RowCheck& check) {
   Acceptance accepted;
-  const int64_t most = min64(span.q() - 1, p.max_draft_len);
-  int64_t nd = most;
+  const int32_t most = min32(span.q() - 1, p.max_draft_len);
+  int32_t nd = most;
   if (p.num_draft_tokens) {
-    nd = p.num_draft_tokens[b];
+    nd = load(p.num_draft_tokens + b);
     if (nd < 0 || nd > most) check.faults |= kBadCount;
-    nd = clamp64(nd, 0, most);
+    nd = min32(max32(nd, 0), most);
   }
-  const int64_t base = span.token_end - 1 - nd;
-  int64_t a = 0;
+  const int32_t base = span.end - 1 - nd;
+  int32_t a = 0;
   if (p.target_tokens) {
     while (a < nd) {
       const int64_t draft = p.input_ids.get(base + a + 1);
@@ -58,14 +65,14 @@ SPECMETA_HD Acceptance verify(const AcceptParams& p, int64_t b, const TokenSpan&
     accepted.emitted = a + 1;
     accepted.next = p.target_tokens.get(base + a);
   } else {
-    int64_t v = 0;
+    int32_t v = 0;
     while (v <= nd) {
       const int64_t id = p.sampled_tokens.get(b, v);
       if (id < 0 || id >= p.vocab_size) break;
       accepted.next = id;
       ++v;
     }
-    a = max64(v - 1, 0);
+    a = max32(v - 1, 0);
     accepted.emitted = v;
     if (v == 0) accepted.next = p.pad_token;
   }
@@ -77,84 +84,107 @@ SPECMETA_HD Acceptance verify(const AcceptParams& p, int64_t b, const TokenSpan&
 
 // Moves the slot's state (its length is given then).
 SPECMETA_HD void commit(const AcceptParams& p, int64_t length, RowCheck& check, Acceptance& accepted) {
-  const int64_t s = check.slot;
+  const int32_t s = check.slot;
   const int64_t committed = length - accepted.rejected;
   const int64_t ledger = p.tokens.width;
-  if (committed < p.known_lens[s]) {  // a chunk of a longer prompt: the next token is known already
-    p.committed_lens[s] = saturate32(committed);
+  if (committed < load(p.known_lens + s)) {  // a chunk of a longer prompt: the next token is known already
+    store(p.committed_lens + s, saturate32(committed));
     accepted.emitted = 0;
     accepted.next = committed < ledger ? p.tokens.get(s, committed) : p.pad_token;
     if (committed >= ledger) check.faults |= kOverflow;
   } else if (accepted.emitted == 0) {  // void: the step can be tried again
     check.faults |= kBadCount;
   } else {
-    p.committed_lens[s] = saturate32(committed);
-    p.known_lens[s] = saturate32(min64(committed + 1, ledger));
+    store(p.committed_lens + s, saturate32(committed));
+    store(p.known_lens + s, saturate32(min64(committed + 1, ledger)));
     if (committed < ledger) {
       p.tokens.set(s, committed, accepted.next);
     } else {
       check.faults |= kOverflow;
     }
   }
-  if (p.num_drafts) p.num_drafts[s] = 0;
+  if (p.num_drafts) store(p.num_drafts + s, 0);
 }
 
-SPECMETA_HD int64_t emitted_token(const AcceptParams& p, int64_t b, int64_t base, int64_t i) {
-  return p.target_tokens ? p.target_tokens.get(base + i) : p.sampled_tokens.get(b, i);
+// Places row b: verifies it, moves its state, and writes what is by row. Called by every thread of a tile.
+template <class Cta>
+SPECMETA_HD AcceptRow accept_row(Cta& cta, const AcceptParams& p, int32_t b, int32_t live) {
+  RowCheck check = check_slot(p.rows, b, live);
+  const TokenSpan span = locate(cta, p.rows, b, live, check);
+  int64_t length = 0;
+  const bool empty = !check.alive || span.q() == 0 || !check_length(p, b, span.q(), check, length);
+
+  Acceptance accepted;
+  accepted.next = p.pad_token;
+  if (!empty) {
+    accepted = verify(p, b, span, check);
+    if (p.committed_lens) {
+      commit(p, length, check, accepted);
+    } else if (accepted.emitted == 0) {
+      check.faults |= kBadCount;
+    }
+  }
+  report(cta, p.rows, check);
+
+  AcceptRow row;
+  row.token_begin = span.begin;
+  row.tokens_end = span.end;
+  row.last_token = empty ? span.begin - 1 : accepted.base + accepted.count;
+  row.base = accepted.base;
+  row.emitted = accepted.emitted;
+  row.next = accepted.next;
+  if (b >= p.rows.batch) return row;
+  if (p.num_accepted) p.num_accepted.set(b, accepted.count);
+  if (p.num_rejected) store(p.num_rejected + b, accepted.rejected);
+  if (p.next_tokens) p.next_tokens.set(b, accepted.next);
+  if (p.token_indices) {
+    int64_t index = row.last_token;
+    if (empty) {
+      index = p.rows.cu_seqlens_q ? load(p.rows.cu_seqlens_q + b) : b;
+      index = clamp64(index, 0, max64(p.rows.tokens - 1, 0));
+    }
+    store(p.token_indices + b, saturate32(index));
+  }
+  if (p.last_position_ids) p.last_position_ids.set(b, empty ? 0 : p.position_ids.get(row.last_token));
+  return row;
 }
 
 template <class Cta>
 SPECMETA_HD void accept(Cta& cta, const AcceptParams& p) {
-  const int64_t live = live_rows(p.rows);
-  TokenRanges ranges(p.rows, live);
+  const int32_t live = live_rows(p.rows);
+  const IntsTable& emitted = p.accepted_tokens;
 
-  for (int64_t first = 0; first < p.rows.batch; first += cta.size()) {
-    const int64_t b = first + cta.rank();
-    RowCheck check = check_slot(p.rows, b, live);
-    AcceptRow row;
-    ranges.locate(cta, first, b, check, row);
-    int64_t length = 0;
-    const bool empty = !check.alive || row.q() == 0 || !check_length(p, b, row.q(), check, length);
-
-    Acceptance accepted;
-    accepted.next = p.pad_token;
-    if (!empty) {
-      accepted = verify(p, b, row, check);
-      if (p.committed_lens) {
-        commit(p, length, check, accepted);
-      } else if (accepted.emitted == 0) {
-        check.faults |= kBadCount;
-      }
-    }
-    row.next = accepted.next;
-    row.last_token = empty ? row.token_begin - 1 : saturate32(accepted.base + accepted.count);
-    report(cta, p.rows, check);
-
-    if (b < p.rows.batch) {
-      if (p.num_accepted) p.num_accepted.set(b, accepted.count);
-      if (p.num_rejected) p.num_rejected[b] = saturate32(accepted.rejected);
-      if (p.next_tokens) p.next_tokens.set(b, accepted.next);
-      if (p.token_indices) {
-        const int64_t begin = p.rows.cu_seqlens_q ? p.rows.cu_seqlens_q[b] : b;
-        p.token_indices[b] = saturate32(empty ? clamp64(begin, 0, max64(p.rows.tokens - 1, 0)) : row.last_token);
-      }
-      if (p.last_position_ids) p.last_position_ids.set(b, empty ? 0 : p.position_ids.get(row.last_token));
-      for (int64_t i = 0; p.accepted_tokens && i < p.accepted_tokens.width; ++i) {
-        p.accepted_tokens.set(b, i, i < accepted.emitted ? emitted_token(p, b, accepted.base, i) : -1);
-      }
-    }
-    if (p.draft_input_ids) {
-      cta.tile()[cta.rank()] = row;
-      cta.sync();
-      ranges.for_tokens(cta, [&](int64_t t, const AcceptRow& r) {
-        p.draft_input_ids.set(t,
-                              t < r.last_token ? p.input_ids.get(t + 1) : (t == r.last_token ? r.next : p.pad_token));
+  const Covered all = walk(
+      cta, p.rows.batch, p.draft_input_ids || emitted, [&](int32_t, int32_t b) { return accept_row(cta, p, b, live); },
+      [&](const Window& window) {
+        const AcceptRow* tile = cta.tile();
+        if (emitted) {  // the table's elements are shared among the threads, too
+          const uint32_t width = emitted.width, end = window.num_rows * width;
+          SPECMETA_NO_UNROLL
+          for (uint32_t i = window.own * width + cta.rank(); i < end; i += cta.size()) {
+            const auto r = static_cast<int32_t>(p.emitted_width.div(i));
+            const auto j = static_cast<int32_t>(p.emitted_width.mod(i));
+            const AcceptRow& row = tile[r];
+            const int32_t b = window.first + r;
+            int64_t id = -1;
+            if (j < row.emitted) id = p.target_tokens ? p.target_tokens.get(row.base + j) : p.sampled_tokens.get(b, j);
+            emitted.set(b, j, id);
+          }
+        }
+        if (p.draft_input_ids) {
+          for_tokens(cta, window, [&](int32_t t, const AcceptRow& row) {
+            int64_t id = p.pad_token;
+            if (t < row.last_token) {
+              id = p.input_ids.get(t + 1);
+            } else if (t == row.last_token) {
+              id = row.next;
+            }
+            p.draft_input_ids.set(t, id);
+          });
+        }
       });
-      cta.sync();  // the tile is read until here
-    }
-  }
   if (p.draft_input_ids) {
-    ranges.for_padding(cta, [&](int64_t t) { p.draft_input_ids.set(t, p.pad_token); });
+    for_padding(cta, p.rows, all, [&](int32_t t) { p.draft_input_ids.set(t, p.pad_token); });
   }
 }
 

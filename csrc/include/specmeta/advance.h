@@ -11,16 +11,15 @@
 
 namespace specmeta {
 
-// The row's new length, 0 where it is empty.
-SPECMETA_HD int64_t advance_row(const AdvanceParams& p, int64_t b, RowCheck& check, LayoutRow& row) {
+// The row's new length, 0 where it is empty; `shift` is what its positions move by.
+SPECMETA_HD int32_t advance_row(const AdvanceParams& p, int32_t b, int32_t q, RowCheck& check, int64_t& shift) {
   const int64_t old_len = p.seq_lens.get_count(b);
   if (old_len < 0) check.faults |= kBadCount;
   if (old_len <= 0) return 0;
   const Allocation allocation = find_allocation(p.pages, check);
-  row.pages = allocation.ids;
 
   int64_t increment = 0;
-  const int64_t k = p.count_index ? p.count_index[b] : check.slot;
+  const int32_t k = p.count_index ? load(p.count_index + b) : check.slot;
   if (k >= 0 && k < p.num_counts) {
     int64_t count = p.num_accepted.get_count(k);
     if (p.max_accepted >= 0) {
@@ -28,13 +27,13 @@ SPECMETA_HD int64_t advance_row(const AdvanceParams& p, int64_t b, RowCheck& che
       count = clamp64(count, 0, p.max_accepted);
     }
     increment = count + p.seq_len_bias;
-    row.shift = count + p.position_bias;
+    shift = count + p.position_bias;
   } else if (k != -1) {
     check.faults |= kBadSlot;
   }
 
   const int64_t new_len = old_len + increment;
-  if (new_len < row.q()) {
+  if (new_len < q) {
     check.faults |= kUnderflow;
     return 0;
   }
@@ -42,42 +41,46 @@ SPECMETA_HD int64_t advance_row(const AdvanceParams& p, int64_t b, RowCheck& che
     check.faults |= kOverflow;
     return 0;
   }
-  return new_len;
+  return static_cast<int32_t>(new_len);
 }
 
 template <class Cta>
 SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
-  const int64_t live = live_rows(p.rows);
-  TokenRanges ranges(p.rows, live);
-  LayoutWriter layout(p.rows, p.pages, p.layout);
+  const int32_t live = live_rows(p.rows);
+  const LayoutWriter layout(p.rows, p.pages, p.layout);
   const Ints& positions = p.position_ids_out ? p.position_ids_out : p.position_ids;
+  const bool by_token = positions || p.layout.slot_mapping;
 
-  for (int64_t first = 0; first < p.rows.batch; first += cta.size()) {
-    const int64_t b = first + cta.rank();
-    RowCheck check = check_slot(p.rows, b, live);
-    LayoutRow row;
-    ranges.locate(cta, first, b, check, row);
-    if (check.alive) row.seq_len = static_cast<int32_t>(advance_row(p, b, check, row));
-    layout.place(cta, first, b, check, row);
-    if (positions || p.layout.slot_mapping) {
-      ranges.for_tokens(cta, [&](int64_t t, const LayoutRow& r) {
-        if (positions) {
-          const int64_t moved = clamp64(p.position_ids.get(t), -kPositionLimit, kPositionLimit) + r.shift;
-          positions.set(t, r.seq_len > 0 ? clamp64(moved, 0, p.pages.max_seq_len - 1) : 0);
+  const Covered all = walk(
+      cta, p.rows.batch, by_token || p.layout.has_lists(),
+      [&](int32_t first, int32_t b) {
+        RowCheck check = check_slot(p.rows, b, live);
+        const TokenSpan span = locate(cta, p.rows, b, live, check);
+        int64_t shift = 0;
+        const int32_t length = check.alive ? advance_row(p, b, span.q(), check, shift) : 0;
+        LayoutRow row = layout.place(cta, first, b, check, span, length);
+        row.shift = shift;
+        return row;
+      },
+      [&](const Window& window) {
+        if (by_token) {
+          for_tokens(cta, window, [&](int32_t t, const LayoutRow& row) {
+            if (positions) {
+              const int64_t moved = clamp64(p.position_ids.get(t), -kPositionLimit, kPositionLimit) + row.shift;
+              positions.set(t, row.seq_len > 0 ? clamp64(moved, 0, p.pages.max_seq_len - 1) : 0);
+            }
+            layout.write_slot(cta, t, row);
+          });
         }
-        layout.write_slot(cta, t, r);
+        layout.fill(cta, window);
       });
-    }
-    layout.write_pages(cta, first);
-    cta.sync();  // the tile is read until here
-  }
-  if (positions || p.layout.slot_mapping) {
-    ranges.for_padding(cta, [&](int64_t t) {
+  if (by_token) {
+    for_padding(cta, p.rows, all, [&](int32_t t) {
       if (positions) positions.set(t, 0);
       layout.pad_slot(t);
     });
   }
-  layout.finish(cta);
+  layout.finish(cta, all);
 }
 
 }  // namespace specmeta

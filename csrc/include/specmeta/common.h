@@ -8,11 +8,24 @@
 #else
 #define SPECMETA_HD inline
 #endif
+#if defined(__CUDA_ARCH__)
+#define SPECMETA_UNROLL _Pragma("unroll")
+#define SPECMETA_NO_UNROLL _Pragma("unroll 1")
+#else
+#define SPECMETA_UNROLL
+#define SPECMETA_NO_UNROLL
+#endif
+
+// Every access to a tensor goes through load() and store(). A test may count them: it defines these two beforehand.
+#ifndef SPECMETA_ON_LOAD
+#define SPECMETA_ON_LOAD(at, line)
+#define SPECMETA_ON_STORE(at, line)
+#endif
 
 namespace specmeta {
 
 inline constexpr int64_t kInt32Max = 2147483647;
-inline constexpr int64_t kUnknownSize = INT64_MAX;
+inline constexpr int32_t kUnknownSize = INT32_MAX;
 inline constexpr int64_t kCountLimit = int64_t{1} << 40;     // counts and lengths are read clamped to this
 inline constexpr int64_t kPositionLimit = int64_t{1} << 61;  // positions too: a sum of two cannot overflow
 
@@ -32,11 +45,28 @@ SPECMETA_HD int64_t min64(int64_t a, int64_t b) {
 SPECMETA_HD int64_t max64(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
+SPECMETA_HD int32_t min32(int32_t a, int32_t b) {
+  return a < b ? a : b;
+}
+SPECMETA_HD int32_t max32(int32_t a, int32_t b) {
+  return a > b ? a : b;
+}
 SPECMETA_HD int64_t clamp64(int64_t x, int64_t lo, int64_t hi) {
   return x < lo ? lo : (x > hi ? hi : x);
 }
 SPECMETA_HD int32_t saturate32(int64_t x) {
-  return static_cast<int32_t>(clamp64(x, -kInt32Max - 1, kInt32Max));
+  return static_cast<int32_t>(clamp64(x, INT32_MIN, INT32_MAX));
+}
+
+template <class T>
+SPECMETA_HD T load(const T* at, [[maybe_unused]] int line = __builtin_LINE()) {
+  SPECMETA_ON_LOAD(at, line);
+  return *at;
+}
+template <class T>
+SPECMETA_HD void store(T* at, const T& x, [[maybe_unused]] int line = __builtin_LINE()) {
+  SPECMETA_ON_STORE(at, line);
+  *at = x;
 }
 
 // A tensor of int32 or int64. A store into int32 saturates.
@@ -45,15 +75,17 @@ struct Ints {
   bool wide = false;
 
   SPECMETA_HD explicit operator bool() const { return data != nullptr; }
-  SPECMETA_HD int64_t get(int64_t i) const {
-    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  SPECMETA_HD int64_t get(int64_t i, int line = __builtin_LINE()) const {
+    return wide ? load(static_cast<const int64_t*>(data) + i, line) : load(static_cast<const int32_t*>(data) + i, line);
   }
-  SPECMETA_HD int64_t get_count(int64_t i) const { return clamp64(get(i), -kCountLimit, kCountLimit); }
-  SPECMETA_HD void set(int64_t i, int64_t x) const {
+  SPECMETA_HD int64_t get_count(int64_t i, int line = __builtin_LINE()) const {
+    return clamp64(get(i, line), -kCountLimit, kCountLimit);
+  }
+  SPECMETA_HD void set(int64_t i, int64_t x, int line = __builtin_LINE()) const {
     if (wide) {
-      static_cast<int64_t*>(data)[i] = x;
+      store(static_cast<int64_t*>(data) + i, x, line);
     } else {
-      static_cast<int32_t*>(data)[i] = saturate32(x);
+      store(static_cast<int32_t*>(data) + i, saturate32(x), line);
     }
   }
 };
@@ -62,7 +94,7 @@ struct Ints {
 struct Table {
   int32_t* data = nullptr;
   int64_t stride = 0;
-  int64_t width = 0;
+  int32_t width = 0;
 
   SPECMETA_HD explicit operator bool() const { return data != nullptr; }
   SPECMETA_HD int32_t* row(int64_t i) const { return data + i * stride; }
@@ -71,11 +103,15 @@ struct Table {
 struct IntsTable {
   Ints ints;
   int64_t stride = 0;
-  int64_t width = 0;
+  int32_t width = 0;
 
   SPECMETA_HD explicit operator bool() const { return static_cast<bool>(ints); }
-  SPECMETA_HD int64_t get(int64_t i, int64_t j) const { return ints.get(i * stride + j); }
-  SPECMETA_HD void set(int64_t i, int64_t j, int64_t x) const { ints.set(i * stride + j, x); }
+  SPECMETA_HD int64_t get(int64_t i, int64_t j, int line = __builtin_LINE()) const {
+    return ints.get(i * stride + j, line);
+  }
+  SPECMETA_HD void set(int64_t i, int64_t j, int64_t x, int line = __builtin_LINE()) const {
+    ints.set(i * stride + j, x, line);
+  }
 };
 
 // n / d for 0 <= n < 2^31 and 1 <= d < 2^31: with shift = 31 + ceil(log2 d) and magic = ceil(2^shift / d) the product's

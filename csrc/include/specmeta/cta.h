@@ -1,20 +1,70 @@
 // A Cta is a group of threads that runs one algorithm: a CUDA block, one CPU thread, or (in the C++ tests) real threads
 // with a barrier. Every algorithm is written once against this interface:
 //
-//   Row                                  what a tile holds of each row
-//   int64_t rank(), size()               this thread, and how many there are
+//   Row                                  what there is to know of a row (trivially copyable)
+//   int32_t rank(), size()               this thread, and how many there are
 //   void sync()                          a barrier that also orders memory; nothing else here does
+//   bool any(x), int32_t count(x)        whether x holds for some thread, for how many; called by every thread
 //   int64_t exclusive_sum(x, total&)     the sum over lower ranks, and over all; called by every thread
-//   Row* tile()                          size() rows that all threads share
+//   int64_t sum(x), int32_t min(x)       over all, where speed doesn't matter; called by every thread
+//   Row* tile(), WalkState& walk()       size() rows, and where the walk is; all threads share them
 //   void atomic_or(int32_t*, int32_t)
 //
-// A batch is walked in tiles of size() rows: each thread reads the scalars of one row once, the scans give every row
-// its place, and then all threads share the tile's tokens and pages in equal parts.
+// A batch is cut into tiles of size() rows: each thread reads the scalars of one row once, scans give every row its
+// place, and then tokens and pages are shared out in equal parts (walk.h). One Cta may do all of that, a tile at a
+// time. Or many do, through a workspace: each takes at most one tile, in the order in which they began, so that one
+// only ever waits for others that run already. To that end:
+//
+//   int32_t block(), num_blocks()        this Cta's place in that order, and how many there are
+//   int64_t least_share()                less of the work isn't worth a Cta
+//   int64_t sum_before(chain, x)         the sum over earlier tiles, each of which gives its x; called by every thread
+//   void announce(news, x)               one tile tells all later ones
+//   int64_t heed(news)                   what an earlier tile has announced, or will; called by every thread
+//   void finish_tiles()                  waits until all rows are placed; their records may be read then
+//   Row* records()                       [B], in the workspace
 #pragma once
 
 #include "specmeta/common.h"
 
 namespace specmeta {
+
+// The rows of a tile on a GPU: the threads of a block.
+inline constexpr int32_t kTileRows = 1024;
+// Less of the work isn't worth a block of a GPU.
+inline constexpr int64_t kLeastShare = 1024;
+
+// What sum_before() runs over, and what is announced: by the tile in which something ends.
+enum Chain { kTokens, kPages, kNumChains };
+enum News { kTokensEnd, kPagesEnd, kNumNews };
+
+// What the rows of the whole batch cover.
+struct Covered {
+  int32_t token = 0, token_end = 0;
+  int32_t page_end = 0;  // in kv_indices
+};
+
+struct WalkState {
+  Covered all;
+  int32_t next = 0, end_row = 0;  // rows of this Cta's share that are still to come
+  int32_t left_out = 0;           // items of the next row that are another Cta's
+  int32_t taken = 0;              // items of the last row that are this Cta's, beside the row itself
+};
+
+// What a Cta without others remembers from tile to tile.
+class Alone {
+ public:
+  SPECMETA_HD int64_t sum_before(Chain chain, int64_t x) {
+    const int64_t before = sums_[chain];
+    sums_[chain] += x;
+    return before;
+  }
+  SPECMETA_HD void announce(News news, int64_t x) { news_[news] = x; }
+  SPECMETA_HD int64_t heed(News news) const { return news_[news]; }
+
+ private:
+  int64_t sums_[kNumChains] = {};
+  int64_t news_[kNumNews] = {};
+};
 
 // A Cta of one thread: the CPU operators.
 template <class RowType>
@@ -22,18 +72,34 @@ class SerialCta {
  public:
   using Row = RowType;
 
-  int64_t rank() const { return 0; }
-  int64_t size() const { return 1; }
+  int32_t rank() const { return 0; }
+  int32_t size() const { return 1; }
   void sync() const {}
+  bool any(bool x) const { return x; }
+  int32_t count(bool x) const { return x; }
   int64_t exclusive_sum(int64_t x, int64_t& total) const {
     total = x;
     return 0;
   }
+  int64_t sum(int64_t x) const { return x; }
+  int32_t min(int32_t x) const { return x; }
   Row* tile() { return &row_; }
+  WalkState& walk() { return walk_; }
   void atomic_or(int32_t* at, int32_t bits) const { *at |= bits; }
+
+  int32_t block() const { return 0; }
+  int32_t num_blocks() const { return 1; }
+  int64_t sum_before(Chain chain, int64_t x) { return alone_.sum_before(chain, x); }
+  void announce(News news, int64_t x) { alone_.announce(news, x); }
+  int64_t heed(News news) const { return alone_.heed(news); }
+  int64_t least_share() const { return kLeastShare; }
+  void finish_tiles() const {}
+  Row* records() const { return nullptr; }
 
  private:
   Row row_;
+  WalkState walk_;
+  Alone alone_;
 };
 
 }  // namespace specmeta

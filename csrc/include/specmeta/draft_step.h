@@ -15,18 +15,17 @@
 namespace specmeta {
 
 // The row's new length, 0 where it is empty.
-SPECMETA_HD int64_t draft_row(const DraftStepParams& p, int64_t b, RowCheck& check, LayoutRow& row) {
-  const int64_t s = check.slot;
+SPECMETA_HD int32_t draft_row(const DraftStepParams& p, int32_t b, RowCheck& check) {
+  const int32_t s = check.slot;
   const int64_t old_len = p.seq_lens.get_count(b);
   if (old_len < 0) check.faults |= kBadCount;
   if (old_len <= 0) return 0;
   const Allocation allocation = find_allocation(p.pages, check);
-  row.pages = allocation.ids;
 
   int64_t rejected = 0;
   if (p.num_rejected) {
     const int64_t most = min64(p.max_rejected, old_len - 1);
-    rejected = p.num_rejected[b];
+    rejected = load(p.num_rejected + b);
     if (rejected < 0 || rejected > most) check.faults |= kBadCount;
     rejected = clamp64(rejected, 0, most);
   }
@@ -34,65 +33,63 @@ SPECMETA_HD int64_t draft_row(const DraftStepParams& p, int64_t b, RowCheck& che
 
   int64_t written = kept;
   if (p.tokens) {
-    const int64_t at = p.known_lens[s] + p.draft_index;
+    const int64_t at = load(p.known_lens + s) + p.draft_index;
     if (at != kept + p.shift) {
       // Made in the middle of a prompt: the cache holds earlier drafts where the prompt goes on.
       written = max64(kept - p.draft_index, 0);
     } else if (at >= 0 && at < p.tokens.width) {
       p.tokens.set(s, at, p.draft_tokens.get(b));
-      p.num_drafts[s] = saturate32(p.draft_index + 1);
+      store(p.num_drafts + s, saturate32(p.draft_index + 1));
     }
   }
-  if (p.written_lens) p.written_lens[s] = saturate32(written);
+  if (p.written_lens) store(p.written_lens + s, saturate32(written));
   if (p.last) return 0;
 
   if (kept + 1 > find_capacity(p.pages, p.layout, allocation, kept + 1)) {
     check.faults |= kOverflow;
     return 0;
   }
-  return kept + 1;
+  return static_cast<int32_t>(kept + 1);
 }
 
 template <class Cta>
 SPECMETA_HD void draft_step(Cta& cta, const DraftStepParams& p) {
-  const int64_t live = live_rows(p.rows);
-  TokenRanges ranges(p.rows, live);
-  LayoutWriter layout(p.rows, p.pages, p.layout);
+  const int32_t live = live_rows(p.rows);
+  const LayoutWriter layout(p.rows, p.pages, p.layout);
   const Ints& positions = p.position_ids_out ? p.position_ids_out : p.position_ids;
 
-  for (int64_t first = 0; first < p.rows.batch; first += cta.size()) {
-    const int64_t b = first + cta.rank();
-    RowCheck check = check_slot(p.rows, b, live);
-    LayoutRow row;
-    ranges.locate(cta, first, b, check, row);
-    if (check.alive) row.seq_len = static_cast<int32_t>(draft_row(p, b, check, row));
-    if (p.last) {
-      report(cta, p.rows, check);
-      continue;
-    }
-    layout.place(cta, first, b, check, row);
-    // One query token a row: token b is this thread's, no sharing is needed.
-    if (b < p.rows.batch) {
-      const bool empty = row.seq_len == 0;
-      if (positions) {
-        const int64_t next = clamp64(p.position_ids.get(b), -kPositionLimit, kPositionLimit) + 1;
-        positions.set(b, empty ? 0 : clamp64(next, 0, p.pages.max_seq_len - 1));
-      }
-      if (p.input_ids) p.input_ids.set(b, empty ? p.pad_token : p.draft_tokens.get(b));
-      layout.write_slot(cta, b, row);
-    }
-    layout.write_pages(cta, first);
-    cta.sync();  // the tile is read until here
-  }
+  const Covered all = walk(
+      cta, p.rows.batch, !p.last && p.layout.has_lists(),
+      [&](int32_t first, int32_t b) {
+        RowCheck check = check_slot(p.rows, b, live);
+        const int32_t length = check.alive ? draft_row(p, b, check) : 0;
+        if (p.last) {
+          report(cta, p.rows, check);
+          return LayoutRow();
+        }
+        const TokenSpan span{b, b + 1};  // every row has one, an empty one too
+        const LayoutRow row = layout.place(cta, first, b, check, span, length);
+        if (b < p.rows.batch) {
+          const bool empty = row.seq_len == 0;
+          if (positions) {
+            const int64_t next = clamp64(p.position_ids.get(b), -kPositionLimit, kPositionLimit) + 1;
+            positions.set(b, empty ? 0 : clamp64(next, 0, p.pages.max_seq_len - 1));
+          }
+          if (p.input_ids) p.input_ids.set(b, empty ? p.pad_token : p.draft_tokens.get(b));
+          layout.write_slot(cta, b, row);
+        }
+        return row;
+      },
+      [&](const Window& window) { layout.fill(cta, window); });
   if (p.last) return;
   if (positions || p.input_ids || p.layout.slot_mapping) {
-    for (int64_t t = p.rows.batch + cta.rank(); t < p.rows.tokens; t += cta.size()) {
+    for_all(cta, p.rows.batch, p.rows.tokens, [&](int32_t t) {
       if (positions) positions.set(t, 0);
       if (p.input_ids) p.input_ids.set(t, p.pad_token);
       layout.pad_slot(t);
-    }
+    });
   }
-  layout.finish(cta);
+  layout.finish(cta, all);
 }
 
 }  // namespace specmeta

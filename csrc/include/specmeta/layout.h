@@ -3,20 +3,21 @@
 #pragma once
 
 #include "specmeta/pages.h"
+#include "specmeta/walk.h"
 
 namespace specmeta {
 
-// A tile's row.
-struct LayoutRow : TokenSpan {
-  int32_t seq_len = 0;             // 0: empty
-  int32_t num_pages = 0;           // places in kv_indices, a padded row's one included
-  int64_t kv_begin = 0;            // the first of them
-  const int32_t* pages = nullptr;  // the allocation
-  int32_t status_at = 0;
-  int32_t slot = 0;   // in stage
+// What there is to know of a row: one sector of memory.
+struct alignas(32) LayoutRow {
+  int32_t token_begin = 0;
+  int32_t origin = 0;   // token t stands at cache index t + origin
+  int32_t seq_len = 0;  // 0: empty
+  int32_t slot = 0;
+  int32_t page_begin = 0;  // its places in kv_indices, where that is written; a padded row has one
+  int32_t page_end = 0;
   int64_t shift = 0;  // in advance: what the row's positions move by
 
-  SPECMETA_HD int64_t cache_index(int64_t t) const { return int64_t{seq_len} - token_end + t; }
+  SPECMETA_HD int32_t token_end() const { return seq_len - origin; }
 };
 
 class LayoutWriter {
@@ -24,132 +25,184 @@ class LayoutWriter {
   SPECMETA_HD LayoutWriter(const Rows& rows, const Pages& pages, const Layout& out)
       : rows_(rows), pages_(pages), out_(out) {}
 
-  // Gives row b its place in kv_indices, empties it where that is too small, writes what is by row, and puts the row
-  // into the tile. Called by every thread; the tile may be read when it returns.
+  // Gives row b its place in kv_indices, empties it where that is too small, and writes what is by row. `length` is 0
+  // for an empty row. Called by every thread of a tile.
   template <class Cta>
-  SPECMETA_HD void place(Cta& cta, int64_t first, int64_t b, RowCheck& check, LayoutRow& row) {
+  SPECMETA_HD LayoutRow place(Cta& cta, int32_t first, int32_t b, RowCheck& check, const TokenSpan& span,
+                              int32_t length) const {
     const bool inside = b < rows_.batch;
-    int64_t n = inside ? count_pages(row) : 0;
+    const int64_t pad = out_.pad_seq_len;
+    int32_t n = inside ? count_pages(length) : 0;
+    int64_t begin = 0;
     if (out_.kv_indptr || out_.kv_indices) {
       int64_t total;
-      row.kv_begin = kv_end_ + cta.exclusive_sum(n, total);
-      if (out_.kv_indices) {
-        // Every row takes at least pad_seq_len places, so that a row that does not fit means that none behind it does.
-        const int64_t rows_behind = rows_.batch - min64(first + cta.size(), rows_.batch);
-        if (cut_ || kv_end_ + total + out_.pad_seq_len * rows_behind > out_.kv_capacity) {  // the same in every thread
-          if (inside && (cut_ || row.kv_begin + n + out_.pad_seq_len * (rows_.batch - 1 - b) > out_.kv_capacity)) {
-            if (row.seq_len > 0) check.faults |= kOverflow;
-            row.seq_len = 0;
-            n = out_.pad_seq_len;
-          }
-          cut_ = true;
-          row.kv_begin = kv_end_ + cta.exclusive_sum(n, total);
+      begin = cta.exclusive_sum(n, total);
+      const int64_t before = cta.sum_before(kPages, total);
+      begin += before;
+      // What would have to fit up to a row's end, with a place for each row behind it if need be, grows with b: the cut
+      // is at the first row where it doesn't.
+      const int64_t end = min64(int64_t{first} + cta.size(), rows_.batch);
+      if (out_.kv_indices && before + total + pad * (rows_.batch - end) > out_.kv_capacity) {
+        int32_t cut = first;
+        int64_t from = 0;  // where row b stands behind the cut, less pad * b
+        if (first > 0 && before + pad * (rows_.batch - first) > out_.kv_capacity) {
+          from = cta.heed(kPagesEnd);  // it was before this tile
+        } else {
+          const bool fits = begin + n + pad * (rows_.batch - 1 - b) <= out_.kv_capacity;
+          cut = cta.min(inside && !fits ? b : INT32_MAX);
+          from = cta.sum(b == cut ? begin - pad * b : 0);
+          cta.announce(kPagesEnd, from);
+        }
+        if (inside && b >= cut) {
+          if (length > 0) check.faults |= kOverflow;
+          length = 0;
+          n = out_.pad_seq_len;
+          begin = from + pad * b;
         }
       }
-      kv_end_ += total;
     }
-    row.num_pages = saturate32(n);
-    row.status_at = saturate32(check.status_at);
-    if (inside) write_row(b, row);
+    if (inside) write_row(b, span, length, n, begin + n);
     report(cta, rows_, check);
-    cta.tile()[cta.rank()] = row;
-    cta.sync();
+
+    LayoutRow row;
+    row.token_begin = span.begin;
+    row.origin = length - span.end;
+    row.seq_len = length;
+    row.slot = check.slot;
+    if (out_.kv_indices) {
+      row.page_begin = static_cast<int32_t>(begin);
+      row.page_end = static_cast<int32_t>(begin + n);
+    }
+    return row;
   }
 
-  // The page lists of the tile's rows, shared among the threads.
+  // The page lists of a window's rows, shared among the threads.
   template <class Cta>
-  SPECMETA_HD void write_pages(Cta& cta, int64_t first) const {
+  SPECMETA_HD void write_pages(Cta& cta, const Window& window) const {
+    if (!out_.kv_indices) return;
     const typename Cta::Row* tile = cta.tile();
-    const int64_t num_rows = min64(cta.size(), rows_.batch - first);
-    if (out_.kv_indices) {
-      for (int64_t i = tile[0].kv_begin + cta.rank(); i < kv_end_; i += cta.size()) {
-        const LayoutRow& row = tile[find_owner(num_rows, i, [&](int64_t r) { return tile[r].kv_begin; })];
-        out_.kv_indices[i] = page_id(cta, row, i - row.kv_begin);
-      }
-    }
-    if (out_.block_table) {
-      // Threads in groups of a power of two, no wider than the table needs: a group takes a row.
-      int log2 = 0;
-      while ((int64_t{1} << log2) < out_.block_table.width && (cta.size() >> log2) > 1) ++log2;
-      const int64_t group = int64_t{1} << log2;
-      const int64_t num_groups = cta.size() >> log2;
-      const int64_t lane = cta.rank() & (group - 1);
-      for (int64_t r = cta.rank() >> log2; r < num_rows && cta.rank() < group * num_groups; r += num_groups) {
-        const LayoutRow row = tile[r];
-        int32_t* to = out_.block_table.row(first + r);
-        for (int64_t k = lane; k < out_.block_table.width; k += group) {
-          to[k] = k < row.num_pages ? page_id(cta, row, k) : out_.pad_page;
-        }
-      }
+    const auto owner = [&](uint32_t i) {
+      return find_owner(window.num_rows, static_cast<int32_t>(i), [&](int32_t r) { return tile[r].page_begin; });
+    };
+    copy_batched(
+        window.page + cta.rank(), window.page_end, cta.size(),
+        [&](uint32_t i) {
+          const LayoutRow& row = tile[owner(i)];
+          return row.seq_len > 0 ? load(page_ids(pages_, row.slot) + (i - row.page_begin)) : out_.pad_page;
+        },
+        [&](uint32_t i, int32_t id) {
+          if (id < 0) {
+            const LayoutRow& row = tile[owner(i)];
+            if (row.seq_len > 0) report_page(cta, row.slot);
+            id = out_.pad_page;
+          }
+          store(out_.kv_indices + i, id);
+        });
+  }
+
+  // The rows of block_table in `rows` (at row b, rows[b - first]), in parts of a row, shared among the threads; of many
+  // Ctas, among those of all.
+  template <class Cta>
+  SPECMETA_HD void write_table(Cta& cta, const LayoutRow* rows, int32_t first, int32_t num_rows) const {
+    const Table& table = out_.block_table;
+    if (!table || table.width == 0) return;
+    // Threads in groups of a power of two, no wider than a row needs.
+    int log2 = 0;
+    while ((kTableInFlight << log2) < table.width && (2 << log2) <= cta.size()) ++log2;
+    const int32_t group = 1 << log2;
+    const int32_t groups = cta.size() >> log2;
+    const int32_t lane = cta.rank() & (group - 1);
+    const uint32_t num_parts = static_cast<uint32_t>(num_rows) * out_.table_parts.divisor;
+    if (cta.rank() >= groups << log2) return;  // left over where size() is no power of two
+    const uint32_t step = static_cast<uint32_t>(cta.num_blocks()) * groups;
+    SPECMETA_NO_UNROLL
+    for (uint32_t i = cta.block() * groups + (cta.rank() >> log2); i < num_parts; i += step) {
+      const auto r = static_cast<int32_t>(out_.table_parts.div(i));
+      const uint32_t part = out_.table_parts.mod(i) * kTablePart;
+      const int32_t slot = rows[r].slot;
+      const uint32_t used = pages_for(pages_, rows[r].seq_len);
+      const int32_t* ids = used > 0 ? page_ids(pages_, slot) : nullptr;
+      int32_t* to = table.row(first + r);
+      copy_batched(
+          part + lane, min32(part + kTablePart, table.width), group,
+          [&](uint32_t k) { return k < used ? load(ids + k) : out_.pad_page; },
+          [&](uint32_t k, int32_t id) {
+            if (id < 0 && k < used) {
+              report_page(cta, slot);
+              id = out_.pad_page;
+            }
+            store(to + k, id);
+          });
     }
   }
 
   // The slot of token t.
   template <class Cta>
-  SPECMETA_HD void write_slot(Cta& cta, int64_t t, const LayoutRow& row) const {
+  SPECMETA_HD void write_slot(Cta& cta, int32_t t, const LayoutRow& row) const {
     if (!out_.slot_mapping) return;
     int64_t slot = out_.pad_slot;
     if (row.seq_len > 0) {
-      const auto index = static_cast<uint32_t>(row.cache_index(t));
-      const int64_t page = row.pages[pages_.page_size.div(index)];
+      const auto index = static_cast<uint32_t>(t + row.origin);
+      const int64_t page = load(page_ids(pages_, row.slot) + pages_.page_size.div(index));
       if (page >= 0) {
         slot = page * pages_.page_size.divisor + pages_.page_size.mod(index);
       } else {
-        bad_page(cta, row);
+        report_page(cta, row.slot);
       }
     }
-    out_.slot_mapping[t] = slot;
+    store(out_.slot_mapping + t, slot);
   }
 
-  SPECMETA_HD void pad_slot(int64_t t) const {
-    if (out_.slot_mapping) out_.slot_mapping[t] = out_.pad_slot;
+  SPECMETA_HD void pad_slot(int32_t t) const {
+    if (out_.slot_mapping) store(out_.slot_mapping + t, out_.pad_slot);
   }
 
-  // What is behind the last row, once all tiles are done.
+  // What depends on all rows, once they are placed.
   template <class Cta>
-  SPECMETA_HD void finish(Cta& cta) const {
-    if (out_.kv_indptr && cta.rank() == 0) out_.kv_indptr[0] = 0;
+  SPECMETA_HD void finish(Cta& cta, const Covered& all) const {
+    if (out_.kv_indptr && cta.block() == 0 && cta.rank() == 0) store(out_.kv_indptr, 0);
     if (out_.kv_indices) {
-      for (int64_t i = kv_end_ + cta.rank(); i < out_.kv_capacity; i += cta.size()) out_.kv_indices[i] = out_.pad_page;
+      for_all(cta, all.page_end, out_.kv_capacity, [&](int32_t i) { store(out_.kv_indices + i, out_.pad_page); });
     }
+    if (cta.num_blocks() > 1) write_table(cta, cta.records(), 0, rows_.batch);
+  }
+
+  // A window's pages; of the table, too, where there is one Cta only.
+  template <class Cta>
+  SPECMETA_HD void fill(Cta& cta, const Window& window) const {
+    write_pages(cta, window);
+    if (cta.num_blocks() == 1) write_table(cta, cta.tile(), window.first, window.num_rows);
   }
 
  private:
-  SPECMETA_HD int64_t count_pages(const LayoutRow& row) const {
-    return row.seq_len > 0 ? pages_for(pages_, row.seq_len) : out_.pad_seq_len;
+  static constexpr int32_t kTableInFlight = 4;
+
+  SPECMETA_HD int32_t count_pages(int32_t length) const {
+    return length > 0 ? pages_for(pages_, length) : out_.pad_seq_len;
   }
 
-  SPECMETA_HD void write_row(int64_t b, const LayoutRow& row) const {
-    const int32_t n = row.seq_len;
-    if (out_.seq_lens) out_.seq_lens.set(b, n);
-    if (out_.cached_lens) out_.cached_lens[b] = n > 0 ? n - row.q() : 0;
-    if (out_.padded_seq_lens) out_.padded_seq_lens.set(b, max64(n, out_.pad_seq_len));
-    if (out_.pages_per_seq) out_.pages_per_seq[b] = row.num_pages;
+  SPECMETA_HD void write_row(int32_t b, const TokenSpan& span, int32_t length, int32_t num_pages,
+                             int64_t page_end) const {
+    if (out_.seq_lens) out_.seq_lens.set(b, length);
+    if (out_.cached_lens) store(out_.cached_lens + b, length > 0 ? length - span.q() : 0);
+    if (out_.padded_seq_lens) out_.padded_seq_lens.set(b, max32(length, out_.pad_seq_len));
+    if (out_.pages_per_seq) store(out_.pages_per_seq + b, num_pages);
     if (out_.last_page_len) {
-      out_.last_page_len[b] = n > 0 ? static_cast<int32_t>(pages_.page_size.mod(n - 1)) + 1 : out_.pad_seq_len;
+      const auto last = static_cast<uint32_t>(length - 1);
+      store(out_.last_page_len + b,
+            length > 0 ? static_cast<int32_t>(pages_.page_size.mod(last)) + 1 : out_.pad_seq_len);
     }
-    if (out_.kv_indptr) out_.kv_indptr[b + 1] = saturate32(row.kv_begin + row.num_pages);
+    if (out_.kv_indptr) store(out_.kv_indptr + b + 1, saturate32(page_end));
   }
 
   template <class Cta>
-  SPECMETA_HD int32_t page_id(Cta& cta, const LayoutRow& row, int64_t k) const {
-    if (row.seq_len == 0) return out_.pad_page;
-    const int32_t id = row.pages[k];
-    if (id >= 0) return id;
-    bad_page(cta, row);
-    return out_.pad_page;
-  }
-
-  template <class Cta>
-  SPECMETA_HD void bad_page(Cta& cta, const LayoutRow& row) const {
-    if (rows_.status) cta.atomic_or(rows_.status + row.status_at, kBadPage);
+  SPECMETA_HD void report_page(Cta& cta, int32_t slot) const {
+    if (rows_.status) cta.atomic_or(rows_.status + slot, kBadPage);
   }
 
   const Rows& rows_;
   const Pages& pages_;
   const Layout& out_;
-  int64_t kv_end_ = 0;  // places given to the rows so far
-  bool cut_ = false;    // kv_indices was too small
 };
 
 }  // namespace specmeta

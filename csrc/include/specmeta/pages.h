@@ -7,25 +7,25 @@ namespace specmeta {
 
 struct Allocation {
   const int32_t* ids = nullptr;
-  int64_t count = 0;    // pages that may be used
+  int32_t count = 0;    // pages that may be used
   bool search = false;  // the allocation also ends at its first negative id
 };
 
 SPECMETA_HD Allocation find_allocation(const Pages& pages, RowCheck& check) {
   Allocation found;
-  const int64_t s = check.slot;
+  const int32_t s = check.slot;
   if (pages.page_table) {
     found.ids = pages.page_table.row(s);
     found.count = pages.page_table.width;
     found.search = pages.num_pages == nullptr;
     if (pages.num_pages) {
-      const int64_t n = pages.num_pages[s];
+      const int32_t n = load(pages.num_pages + s);
       if (n < 0 || n > found.count) check.faults |= kBadCount;
-      found.count = clamp64(n, 0, found.count);
+      found.count = min32(max32(n, 0), found.count);
     }
   } else if (pages.alloc_indptr) {
-    const int64_t begin = pages.alloc_indptr[s];
-    const int64_t end = pages.alloc_indptr[s + 1];
+    const int32_t begin = load(pages.alloc_indptr + s);
+    const int32_t end = load(pages.alloc_indptr + s + 1);
     if (begin < 0 || end < begin || end > pages.num_alloc) {
       check.faults |= kBadIndptr;
     } else {
@@ -36,9 +36,29 @@ SPECMETA_HD Allocation find_allocation(const Pages& pages, RowCheck& check) {
   return found;
 }
 
+// The pages of a slot that find_allocation() has found no fault with.
+SPECMETA_HD const int32_t* page_ids(const Pages& pages, int32_t slot) {
+  if (pages.alloc_indptr) return pages.alloc_pages + load(pages.alloc_indptr + slot);
+  return pages.page_table.row(slot);
+}
+
 // Pages that a length needs.
-SPECMETA_HD int64_t pages_for(const Pages& pages, int64_t length) {
-  return length > 0 ? int64_t{pages.page_size.div(static_cast<uint32_t>(length - 1))} + 1 : 0;
+SPECMETA_HD int32_t pages_for(const Pages& pages, int32_t length) {
+  return length > 0 ? static_cast<int32_t>(pages.page_size.div(static_cast<uint32_t>(length - 1))) + 1 : 0;
+}
+
+// How many ids stand before the first negative one, of n. Several loads are in flight at a time.
+SPECMETA_HD int32_t count_valid(const int32_t* ids, int32_t n) {
+  constexpr int kInFlight = 8;
+  for (int32_t i = 0; i < n; i += kInFlight) {
+    int32_t found = 0;
+    SPECMETA_UNROLL
+    for (int j = kInFlight - 1; j >= 0; --j) {
+      if (i + j < n) found = load(ids + i + j) < 0 ? 0 : found + 1;
+    }
+    if (found < kInFlight) return min32(i + found, n);
+  }
+  return n;
 }
 
 // The longest that the row may become. Where the allocation has to be searched, only the pages that `wanted` needs are
@@ -51,10 +71,9 @@ SPECMETA_HD int64_t find_capacity(const Pages& pages, const Layout& layout, cons
   if (pages.page_table || pages.alloc_indptr) {
     int64_t count = allocation.count;
     if (allocation.search) {
-      const int64_t needed = min64(count, pages_for(pages, min64(wanted, capacity)));
-      int64_t i = 0;
-      while (i < needed && allocation.ids[i] >= 0) ++i;
-      if (i < needed) count = i;
+      const int32_t needed = pages_for(pages, static_cast<int32_t>(min64(wanted, capacity)));
+      const int32_t found = count_valid(allocation.ids, min32(allocation.count, needed));
+      if (found < needed) count = found;
     }
     capacity = min64(capacity, count * page_size);
   }

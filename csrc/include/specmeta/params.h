@@ -10,14 +10,15 @@ namespace specmeta {
 
 // Which rows there are, whose they are, and where faults are reported.
 struct Rows {
-  int64_t batch = 0;                      // B
-  int64_t slots = kUnknownSize;           // S
-  int64_t tokens = kInt32Max;             // T, the largest value where nothing tells it
+  int32_t batch = 0;                      // B
+  int32_t slots = kUnknownSize;           // S
+  int32_t tokens = kInt32Max;             // T, the largest value where nothing tells it
   Ints row_to_slot;                       // [B]; absent: slot = row
   const int32_t* num_rows = nullptr;      // [1]
   int64_t num_rows_int = kInt32Max;       // used where num_rows is absent
   const int32_t* cu_seqlens_q = nullptr;  // [B+1]; absent: row b owns token b
   int32_t* status = nullptr;              // [S+1] with row_to_slot, else [B]
+  uint64_t* workspace = nullptr;          // grid.h; absent: one Cta does everything
 };
 
 // What the host reserved: a padded table by slot, or a ragged list, or nothing (then only max_seq_len limits).
@@ -26,10 +27,13 @@ struct Pages {
   const int32_t* num_pages = nullptr;     // [S]; absent: up to the first negative id
   const int32_t* alloc_pages = nullptr;   // [A]
   const int32_t* alloc_indptr = nullptr;  // [S+1]
-  int64_t num_alloc = 0;                  // A
+  int32_t num_alloc = 0;                  // A
   Divider page_size;
-  int64_t max_seq_len = kInt32Max;
+  int32_t max_seq_len = kInt32Max;
 };
+
+// block_table is written in parts of so many columns.
+inline constexpr int32_t kTablePart = 4096;
 
 // What attention reads for a row, and where its tokens are written.
 struct Layout {
@@ -40,12 +44,15 @@ struct Layout {
   int32_t* last_page_len = nullptr;  // [B]
   int32_t* kv_indptr = nullptr;      // [B+1]
   int32_t* kv_indices = nullptr;     // [kv_capacity]
-  int64_t kv_capacity = 0;
+  int32_t kv_capacity = 0;
   Table block_table;                // [B, M]
+  Divider table_parts;              // of a row of it, ceil(M / kTablePart)
   int64_t* slot_mapping = nullptr;  // [T]
   int64_t pad_slot = -1;
   int32_t pad_page = 0;
   int32_t pad_seq_len = 0;  // 0 or 1
+
+  SPECMETA_HD bool has_lists() const { return kv_indices || block_table; }
 };
 
 struct AdvanceParams {
@@ -53,7 +60,7 @@ struct AdvanceParams {
   Pages pages;
   Layout layout;
   Ints num_accepted;                     // [N]
-  int64_t num_counts = 0;                // N
+  int32_t num_counts = 0;                // N
   const int32_t* count_index = nullptr;  // [B]; absent: the row's slot
   Ints seq_lens;                         // [B]
   Ints position_ids;                     // [T]
@@ -86,7 +93,7 @@ struct AcceptParams {
   Ints target_tokens;                         // [T]
   IntsTable sampled_tokens;                   // [B, K+1]
   int64_t vocab_size = 0;                     // with sampled_tokens
-  int64_t max_draft_len = kInt32Max;          // K
+  int32_t max_draft_len = kInt32Max;          // K
   Ints input_ids;                             // [T]
   const int32_t* num_draft_tokens = nullptr;  // [B]; absent: every query token but the first
   Ints position_ids;                          // [T]
@@ -100,6 +107,7 @@ struct AcceptParams {
   Ints next_tokens;                           // [B]
   int32_t* token_indices = nullptr;           // [B]
   IntsTable accepted_tokens;                  // [B, K+1]
+  Divider emitted_width;                      // its width
   Ints draft_input_ids;                       // [T]
   Ints last_position_ids;                     // [B]
   int64_t pad_token = 0;

@@ -11,9 +11,9 @@
 namespace specmeta {
 
 struct StagePlan {
-  int64_t cached = 0;   // c
-  int64_t q = 0;        // before the cut at the token buffer
-  int64_t certain = 0;  // query tokens that are no drafts
+  int32_t cached = 0;   // c
+  int32_t q = 0;        // before the cut at the token buffer
+  int32_t certain = 0;  // query tokens that are no drafts
 };
 
 SPECMETA_HD int64_t shorten(int64_t q, int64_t room, RowCheck& check) {
@@ -23,77 +23,76 @@ SPECMETA_HD int64_t shorten(int64_t q, int64_t room, RowCheck& check) {
   return room;
 }
 
-SPECMETA_HD StagePlan stage_row(const StageParams& p, int64_t b, RowCheck& check, LayoutRow& row) {
-  const int64_t s = check.slot;
+SPECMETA_HD StagePlan stage_row(const StageParams& p, int32_t b, RowCheck& check) {
+  const int32_t s = check.slot;
   StagePlan plan;
-  int64_t cached = p.committed_lens[s];
-  if (p.limit_lens) cached = min64(cached, p.limit_lens[s]);
-  const int64_t asked = p.query_lens ? p.query_lens[b] : kCountLimit;
-  const int64_t drafts = p.num_drafts ? p.num_drafts[s] : 0;
+  int64_t cached = load(p.committed_lens + s);
+  if (p.limit_lens) cached = min64(cached, load(p.limit_lens + s));
+  const int64_t asked = p.query_lens ? load(p.query_lens + b) : kCountLimit;
+  const int64_t drafts = p.num_drafts ? load(p.num_drafts + s) : 0;
   if (cached < 0 || asked < 0 || drafts < 0) {
     check.faults |= kBadCount;
     return plan;
   }
   const Allocation allocation = find_allocation(p.pages, check);
-  row.pages = allocation.ids;
 
   int64_t q = asked;
   if (p.known_lens) {
-    plan.certain = max64(p.known_lens[s] - cached, 0);
-    q = min64(q, max64(p.known_lens[s] - cached + drafts, 0));
+    const int64_t known = load(p.known_lens + s);
+    plan.certain = static_cast<int32_t>(max64(known - cached, 0));
+    q = min64(q, max64(known - cached + drafts, 0));
   }
   q = shorten(q, find_capacity(p.pages, p.layout, allocation, cached + q) - cached, check);
   if (p.tokens) q = shorten(q, p.tokens.width - cached, check);
-  plan.cached = cached;
-  plan.q = q;
+  plan.cached = static_cast<int32_t>(cached);
+  plan.q = static_cast<int32_t>(q);
   return plan;
 }
 
 template <class Cta>
 SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
-  const int64_t live = live_rows(p.rows);
-  TokenRanges ranges(p.rows, live);
-  LayoutWriter layout(p.rows, p.pages, p.layout);
+  const int32_t live = live_rows(p.rows);
+  const LayoutWriter layout(p.rows, p.pages, p.layout);
   const bool by_token = p.position_ids || p.input_ids || p.layout.slot_mapping;
 
-  for (int64_t first = 0; first < p.rows.batch; first += cta.size()) {
-    const int64_t b = first + cta.rank();
-    RowCheck check = check_slot(p.rows, b, live);
-    LayoutRow row;
-    StagePlan plan;
-    if (check.alive) plan = stage_row(p, b, check, row);
-    ranges.assign(cta, first, plan.q, row);
-    if (row.q() < plan.q) check.faults |= kOverflow;
-    row.seq_len = row.q() > 0 ? static_cast<int32_t>(plan.cached + row.q()) : 0;
-    row.slot = saturate32(check.slot);
-    layout.place(cta, first, b, check, row);
-    if (b < p.rows.batch) {
-      if (p.cu_seqlens_q) p.cu_seqlens_q[b + 1] = row.token_end;
-      if (p.num_draft_tokens) {
-        p.num_draft_tokens[b] = row.seq_len > 0 ? static_cast<int32_t>(max64(row.q() - plan.certain, 0)) : 0;
-      }
-    }
-    if (by_token) {
-      ranges.for_tokens(cta, [&](int64_t t, const LayoutRow& r) {
-        const bool empty = r.seq_len == 0;
-        const int64_t index = r.cache_index(t);
-        if (p.position_ids) p.position_ids.set(t, empty ? 0 : index);
-        if (p.input_ids) p.input_ids.set(t, empty ? p.pad_token : p.tokens.get(r.slot, index));
-        layout.write_slot(cta, t, r);
+  const Covered all = walk(
+      cta, p.rows.batch, by_token || p.layout.has_lists(),
+      [&](int32_t first, int32_t b) {
+        RowCheck check = check_slot(p.rows, b, live);
+        StagePlan plan;
+        if (check.alive) plan = stage_row(p, b, check);
+        const TokenSpan span = assign(cta, p.rows, plan.q);
+        if (span.q() < plan.q) check.faults |= kOverflow;
+        const LayoutRow row = layout.place(cta, first, b, check, span, span.q() > 0 ? plan.cached + span.q() : 0);
+        if (b < p.rows.batch) {
+          if (p.cu_seqlens_q) store(p.cu_seqlens_q + b + 1, span.end);
+          if (p.num_draft_tokens) {
+            store(p.num_draft_tokens + b, row.seq_len > 0 ? max32(span.q() - plan.certain, 0) : 0);
+          }
+        }
+        return row;
+      },
+      [&](const Window& window) {
+        if (by_token) {
+          for_tokens(cta, window, [&](int32_t t, const LayoutRow& row) {
+            const bool empty = row.seq_len == 0;
+            const int32_t index = t + row.origin;
+            if (p.position_ids) p.position_ids.set(t, empty ? 0 : index);
+            if (p.input_ids) p.input_ids.set(t, empty ? p.pad_token : p.tokens.get(row.slot, index));
+            layout.write_slot(cta, t, row);
+          });
+        }
+        layout.fill(cta, window);
       });
-    }
-    layout.write_pages(cta, first);
-    cta.sync();  // the tile is read until here
-  }
-  if (p.cu_seqlens_q && cta.rank() == 0) p.cu_seqlens_q[0] = 0;
+  if (p.cu_seqlens_q && cta.block() == 0 && cta.rank() == 0) store(p.cu_seqlens_q, 0);
   if (by_token) {
-    ranges.for_padding(cta, [&](int64_t t) {
+    for_padding(cta, p.rows, all, [&](int32_t t) {
       if (p.position_ids) p.position_ids.set(t, 0);
       if (p.input_ids) p.input_ids.set(t, p.pad_token);
       layout.pad_slot(t);
     });
   }
-  layout.finish(cta);
+  layout.finish(cta, all);
 }
 
 }  // namespace specmeta

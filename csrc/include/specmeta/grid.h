@@ -1,0 +1,131 @@
+// Many Ctas on one batch: the workspace through which they agree, and a Cta's part in that.
+#pragma once
+
+#include "specmeta/cta.h"
+#include "specmeta/params.h"
+
+namespace specmeta {
+
+// The workspace, in 64-bit words. All but the records are zero between launches: the last Cta sees to that.
+//
+//   kTicket        tickets given out
+//   kTilesDone     tiles whose rows are placed
+//   kCtasDone      Ctas that have left
+//   kNews ..       what was announced, + 1
+//   chain_at() ..  by tile: what it gives to a sum, + 1
+//   records_at()   the rows, kRecordWords each
+class WorkspaceLayout {
+ public:
+  static constexpr int64_t kTicket = 0, kTilesDone = 1, kCtasDone = 2, kNews = 3, kChains = kNews + kNumNews;
+  static constexpr int64_t kRecordWords = 4;
+
+  SPECMETA_HD WorkspaceLayout(int32_t rows, int32_t tile_size)
+      : rows_(rows), num_tiles_(rows / tile_size + (rows % tile_size != 0)) {}
+
+  SPECMETA_HD int32_t num_tiles() const { return num_tiles_; }
+  SPECMETA_HD int64_t chain_at(int chain) const { return kChains + int64_t{chain} * num_tiles_; }
+  SPECMETA_HD int64_t records_at() const { return (chain_at(kNumChains) + 3) & ~int64_t{3}; }  // whole sectors
+  SPECMETA_HD int64_t size() const { return records_at() + kRecordWords * rows_; }
+
+ private:
+  int32_t rows_;
+  int32_t num_tiles_;
+};
+
+// The length of the workspace for launches of `rows` rows on a GPU, and for those of fewer.
+SPECMETA_HD int64_t workspace_words(int32_t rows) {
+  return WorkspaceLayout(rows, kTileRows).size();
+}
+
+// What a Cta needs for others beside it; Self is the Cta. It also has num_blocks(); on words that all Ctas share
+//   peek(at), post(at, x)        relaxed
+//   acquire(at), add(at, x)      add() returns what was there before; it acquires and releases
+//   pause()
+// and memory that its own threads share, zero at the start: int64_t* state(), of kNumChains + kNumNews.
+template <class Self>
+class GridCta {
+ public:
+  SPECMETA_HD explicit GridCta(const Rows& rows) : rows_(rows) {}
+
+  SPECMETA_HD int32_t block() const { return ticket_; }
+  SPECMETA_HD int64_t sum_before(Chain chain, int64_t x) {
+    if (layout().num_tiles() <= 1) return 0;
+    if (is_alone()) {
+      const int64_t before = self().state()[chain];
+      self().sync();
+      if (self().rank() == 0) self().state()[chain] = before + x;
+      return before;
+    }
+    uint64_t* const words = rows_.workspace + layout().chain_at(chain);
+    if (self().rank() == 0) self().post(words + ticket_, static_cast<uint64_t>(x) + 1);
+    int64_t sum = 0;
+    for (int32_t i = self().rank(); i < ticket_; i += self().size()) sum += wait(words + i);
+    return self().sum(sum);
+  }
+  SPECMETA_HD void announce(News news, int64_t x) {
+    if (self().rank() != 0) return;
+    if (is_alone()) {
+      self().state()[kNumChains + news] = x;
+    } else {
+      self().post(rows_.workspace + WorkspaceLayout::kNews + news, static_cast<uint64_t>(x) + 1);
+    }
+  }
+  SPECMETA_HD int64_t heed(News news) {
+    if (is_alone()) return self().state()[kNumChains + news];
+    return self().sum(self().rank() == 0 ? wait(rows_.workspace + WorkspaceLayout::kNews + news) : 0);
+  }
+  SPECMETA_HD void finish_tiles() {
+    uint64_t* const done = rows_.workspace + WorkspaceLayout::kTilesDone;
+    self().sync();  // the records of this tile are written
+    if (self().rank() == 0) {
+      const int32_t num_tiles = layout().num_tiles();
+      if (ticket_ < num_tiles) self().add(done, 1);
+      while (self().acquire(done) < static_cast<uint64_t>(num_tiles)) self().pause();
+    }
+    self().sync();  // all records may be read
+  }
+  template <class Row>
+  SPECMETA_HD Row* records_as() {
+    static_assert(sizeof(Row) == WorkspaceLayout::kRecordWords * sizeof(uint64_t));
+    return reinterpret_cast<Row*>(rows_.workspace + layout().records_at());
+  }
+
+  // What comes before the algorithm: takes a ticket.
+  SPECMETA_HD void enter() {
+    if (is_alone()) return;
+    int64_t* const ticket = self().state();
+    if (self().rank() == 0) *ticket = static_cast<int64_t>(self().add(rows_.workspace + WorkspaceLayout::kTicket, 1));
+    self().sync();
+    ticket_ = static_cast<int32_t>(*ticket);
+  }
+  // What comes behind it: the last Cta leaves the workspace as it was.
+  SPECMETA_HD void leave() {
+    if (is_alone()) return;
+    self().sync();  // this Cta is done
+    bool is_last = false;
+    if (self().rank() == 0) {
+      const uint64_t others = self().add(rows_.workspace + WorkspaceLayout::kCtasDone, 1);
+      is_last = others + 1 == static_cast<uint64_t>(self().num_blocks());
+    }
+    if (!self().any(is_last)) return;
+    self().sync();  // what the others have done is seen by all threads here
+    for (int64_t i = self().rank(); i < layout().chain_at(kNumChains); i += self().size()) {
+      rows_.workspace[i] = 0;
+    }
+  }
+
+ private:
+  SPECMETA_HD Self& self() { return static_cast<Self&>(*this); }
+  SPECMETA_HD bool is_alone() { return self().num_blocks() == 1; }
+  SPECMETA_HD WorkspaceLayout layout() { return WorkspaceLayout(rows_.batch, self().size()); }
+  SPECMETA_HD int64_t wait(const uint64_t* at) {
+    uint64_t word;
+    while ((word = self().peek(at)) == 0) self().pause();
+    return static_cast<int64_t>(word - 1);
+  }
+
+  const Rows& rows_;
+  int32_t ticket_ = 0;
+};
+
+}  // namespace specmeta

@@ -1,0 +1,200 @@
+// The walk over a batch: every row is placed, then what the rows have, tokens and pages, is shared out in equal parts.
+#pragma once
+
+#include "specmeta/rows.h"
+
+namespace specmeta {
+
+// A run of rows in the tile, and those of their tokens and pages that this Cta writes.
+struct Window {
+  int32_t first = 0;     // the batch's row that stands first in the tile
+  int32_t num_rows = 0;  // in the tile
+  int32_t own = 0;       // from here on in the tile, what is by row is written here as well
+  int32_t token = 0, token_end = 0;
+  int32_t page = 0, page_end = 0;  // places in kv_indices
+};
+
+// The number of i in [0, n) with item(i) <= x, where item is increasing. Called by every thread: each round divides the
+// range by size(), so that a tile takes one.
+template <class Cta, class Item>
+SPECMETA_HD int32_t count_items(Cta& cta, int32_t n, int64_t x, Item item) {
+  int32_t lo = 0;
+  while (lo < n) {
+    int log2 = 0;
+    while ((int64_t{cta.size()} << log2) < n - lo) ++log2;
+    const int64_t last = lo + (int64_t{cta.rank() + 1} << log2) - 1;  // of this thread's part
+    const int32_t parts = cta.count(last < n && item(static_cast<int32_t>(last)) <= x);
+    lo += parts << log2;
+    n = static_cast<int32_t>(min64(n, lo + (int64_t{1} << log2) - 1));
+  }
+  return lo;
+}
+
+// A Cta's part of the work of all rows, kept in cta.walk(). Everything has a place in one order: a row itself, then its
+// tokens, then its pages; so that neither a long row nor many empty ones fall to one Cta. Called by every thread, once
+// all rows are placed.
+template <class Cta>
+SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
+  using Row = typename Cta::Row;
+  const Row* records = cta.records();
+  const Row back = load(records + batch - 1);
+  const Covered all{load(records).token_begin, back.token_end(), back.page_end};
+  const auto item = [&](int32_t b) {
+    const Row row = load(records + b);
+    return int64_t{b} + (row.token_begin - all.token) + row.page_begin;
+  };
+  const int64_t num_items = int64_t{batch} + (all.token_end - all.token) + all.page_end;
+  int log2 = 0;
+  while ((1 << log2) < cta.num_blocks()) ++log2;
+  const int64_t size = max64((num_items + cta.num_blocks() - 1) >> log2, cta.least_share());
+  const int64_t begin = cta.block() * size;
+  const int64_t end = min64(begin + size, num_items);
+  WalkState state;
+  state.all = all;
+  if (begin < end) {
+    state.next = count_items(cta, batch, begin, item) - 1;
+    state.end_row = count_items(cta, batch, end - 1, item);
+    state.left_out = static_cast<int32_t>(begin - item(state.next));
+    state.taken = static_cast<int32_t>(end - item(state.end_row - 1)) - 1;
+  }
+  if (cta.rank() == 0) cta.walk() = state;
+  cta.sync();
+}
+
+// Puts the share's next rows into the tile; false: there are none. The tile may be read when it returns.
+template <class Cta>
+SPECMETA_HD bool next_window(Cta& cta, Window& window) {
+  const WalkState state = cta.walk();
+  if (state.next >= state.end_row) return false;
+  typename Cta::Row* tile = cta.tile();
+  window.first = state.next;
+  window.num_rows = min32(cta.size(), state.end_row - state.next);
+  if (cta.rank() < window.num_rows) tile[cta.rank()] = load(cta.records() + state.next + cta.rank());
+  cta.sync();
+  if (cta.rank() == 0) {
+    cta.walk().next = state.next + window.num_rows;
+    cta.walk().left_out = 0;
+  }
+
+  const auto& front = tile[0];
+  window.own = state.left_out > 0;
+  const int32_t left_out = max32(state.left_out - 1, 0);
+  const int32_t tokens = min32(left_out, front.token_end() - front.token_begin);
+  window.token = front.token_begin + tokens;
+  window.page = front.page_begin + (left_out - tokens);
+  const auto& back = tile[window.num_rows - 1];
+  window.token_end = back.token_end();
+  window.page_end = back.page_end;
+  if (window.first + window.num_rows == state.end_row) {
+    const int32_t taken = min32(state.taken, back.token_end() - back.token_begin);
+    window.token_end = back.token_begin + taken;
+    window.page_end = min32(window.page_end, back.page_begin + (state.taken - taken));
+  }
+  return true;
+}
+
+// place(first, b)  what there is to know of row b; writes what is by row. Called by every thread, tile after tile, of
+//                  which `first` is the first row.
+// fill(window)     writes a window's tokens and pages; called by every thread, which share them.
+// Returns what the rows cover. `has_more`: whether there is anything to fill.
+template <class Cta, class Place, class Fill>
+SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fill fill) {
+  const bool is_alone = cta.num_blocks() == 1;
+  auto* tile = cta.tile();
+  bool is_sharing = false;
+  auto first = static_cast<int32_t>(min64(int64_t{cta.block()} * cta.size(), INT32_MAX));
+  // Alone, a turn a tile. Else a turn for the Cta's tile, if it has one, and then one for each window of its share.
+  // NOTE: one loop for both, since place() and fill() are large, and compiled where they are called. What it remembers
+  // from turn to turn is in cta.walk(), for the same reason: registers are few.
+  SPECMETA_NO_UNROLL
+  while (true) {
+    Window window;
+    if (!is_sharing) {
+      if (first < batch) {
+        const auto b = static_cast<int32_t>(min64(int64_t{first} + cta.rank(), INT32_MAX));
+        const auto row = place(first, b);
+        if (is_alone) {
+          tile[cta.rank()] = row;
+        } else if (b < batch) {
+          store(cta.records() + b, row);
+        }
+      } else if (is_alone) {
+        break;
+      }
+      if (!is_alone) {
+        if (!has_more || batch == 0) break;
+        cta.finish_tiles();
+        find_share(cta, batch);
+        is_sharing = true;
+        continue;
+      }
+      cta.sync();
+      window.first = first;
+      window.num_rows = min32(cta.size(), batch - first);
+      const auto& back = tile[window.num_rows - 1];
+      window.token = tile[0].token_begin;
+      window.token_end = back.token_end();
+      window.page = tile[0].page_begin;
+      window.page_end = back.page_end;
+      if (cta.rank() == 0) {
+        if (first == 0) cta.walk().all.token = window.token;
+        cta.walk().all.token_end = window.token_end;
+        cta.walk().all.page_end = window.page_end;
+      }
+      first = static_cast<int32_t>(min64(int64_t{first} + cta.size(), INT32_MAX));
+    } else if (!next_window(cta, window)) {
+      break;
+    }
+    if (has_more) fill(window);
+    cta.sync();  // the tile is read until here
+  }
+  return cta.walk().all;
+}
+
+// fn(i) for begin <= i < end, shared among all threads of all Ctas.
+template <class Cta, class Fn>
+SPECMETA_HD void for_all(Cta& cta, int32_t begin, int32_t end, Fn fn) {
+  const int64_t step = int64_t{cta.num_blocks()} * cta.size();
+  SPECMETA_NO_UNROLL
+  for (int64_t i = begin + int64_t{cta.block()} * cta.size() + cta.rank(); i < end; i += step) {
+    fn(static_cast<int32_t>(i));
+  }
+}
+
+// fn(t, row) for a window's tokens, shared among the threads.
+template <class Cta, class Fn>
+SPECMETA_HD void for_tokens(Cta& cta, const Window& window, Fn fn) {
+  const typename Cta::Row* tile = cta.tile();
+  SPECMETA_NO_UNROLL
+  for (int32_t t = window.token + cta.rank(); t < window.token_end; t += cta.size()) {
+    fn(t, tile[find_owner(window.num_rows, t, [&](int32_t r) { return tile[r].token_begin; })]);
+  }
+}
+
+// For every token that no row has.
+template <class Cta, class Fn>
+SPECMETA_HD void for_padding(Cta& cta, const Rows& rows, const Covered& all, Fn fn) {
+  for_all(cta, 0, all.token, fn);
+  for_all(cta, all.token_end, rows.tokens, fn);
+}
+
+// For i = begin, begin + step, ...: store(i, load(i)). Several loads are in flight before the first store, since a
+// compiler keeps the order of loads and stores that may overlap.
+template <class Load, class Store>
+SPECMETA_HD void copy_batched(uint32_t begin, uint32_t end, uint32_t step, Load load_one, Store store_one) {
+  constexpr int kInFlight = 4;
+  SPECMETA_NO_UNROLL
+  for (uint32_t i = begin; i < end; i += kInFlight * step) {
+    int32_t values[kInFlight];
+    SPECMETA_UNROLL
+    for (int j = 0; j < kInFlight; ++j) {
+      if (i + j * step < end) values[j] = load_one(i + j * step);
+    }
+    SPECMETA_UNROLL
+    for (int j = 0; j < kInFlight; ++j) {
+      if (i + j * step < end) store_one(i + j * step, values[j]);
+    }
+  }
+}
+
+}  // namespace specmeta

@@ -1,0 +1,41 @@
+// How much there is to do, and how many Ctas it is worth, from sizes alone: rows, tokens, and elements of the page
+// lists.
+#pragma once
+
+#include "specmeta/cta.h"
+#include "specmeta/params.h"
+
+namespace specmeta {
+
+inline int64_t work(const Rows& rows, const Layout& layout, bool by_token) {
+  return rows.batch + (by_token ? rows.tokens : 0) + layout.kv_capacity + rows.batch * layout.block_table.width;
+}
+
+inline int64_t work(const AdvanceParams& p) {
+  return work(p.rows, p.layout, p.position_ids || p.layout.slot_mapping);
+}
+inline int64_t work(const StageParams& p) {
+  return work(p.rows, p.layout, p.position_ids || p.input_ids || p.layout.slot_mapping);
+}
+inline int64_t work(const AcceptParams& p) {
+  return p.rows.batch * (1 + p.accepted_tokens.width) + (p.draft_input_ids ? p.rows.tokens : 0);
+}
+inline int64_t work(const DraftStepParams& p) {
+  if (p.last) return p.rows.batch;
+  return work(p.rows, p.layout, p.position_ids || p.input_ids || p.layout.slot_mapping);
+}
+
+// One Cta does this much alone as fast as several would together.
+inline constexpr int64_t kAloneWork = 8192;
+inline constexpr int64_t kMaxBlocks = 1024;
+
+// How many Ctas of tile_size threads: one, or a power of two that is at least one a tile.
+inline int64_t count_blocks(const Rows& rows, int64_t work, int64_t tile_size) {
+  if (!rows.workspace || (rows.batch <= tile_size && work <= kAloneWork)) return 1;
+  int64_t blocks = 2;
+  while (blocks * tile_size < rows.batch) blocks *= 2;
+  while (blocks < kMaxBlocks && blocks * 2 * kLeastShare <= work) blocks *= 2;
+  return blocks;
+}
+
+}  // namespace specmeta
