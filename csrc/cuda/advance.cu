@@ -3,6 +3,10 @@
 //
 // Grid: from the sizes of the tensors, never from values. Each block takes a tile of kThreads rows, then its share of
 // all tokens and pages. Capturable: the parameters travel by value, no memory is allocated, no size is read back.
+//
+// Memory, in bytes: read 4 to 8 a row for each of seq_lens, num_accepted and num_pages, 4 for cu_seqlens_q, 8 a token,
+// 4 a used page; written 4 to 8 a row and output, 16 a token, 4 a used page. Of many blocks, 32 a row more, written
+// once and read by each block. tests/cpp/test_memory.cpp counts the sectors.
 #include "cta.cuh"
 #include "specmeta/advance.h"
 

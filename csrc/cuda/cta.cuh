@@ -130,7 +130,8 @@ __device__ __forceinline__ void run(const Params& params, Operation operation) {
 template <class Params>
 cudaError_t launch_grid(void (*kernel)(Params), const Params& params, cudaStream_t stream) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(count_blocks(params.rows, work(params), kThreads));
+  const bool can_share = params.rows.workspace != nullptr;
+  config.gridDim = can_share ? static_cast<unsigned>(count_blocks(params.rows.batch, work(params), kThreads)) : 1;
   config.blockDim = kThreads;
   config.stream = stream;
   cudaLaunchAttribute attribute;

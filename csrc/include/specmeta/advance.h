@@ -16,7 +16,7 @@ SPECMETA_HD int32_t advance_row(const AdvanceParams& p, int32_t b, int32_t q, Ro
   const int64_t old_len = p.seq_lens.get_count(b);
   if (old_len < 0) check.faults |= kBadCount;
   if (old_len <= 0) return 0;
-  const Allocation allocation = find_allocation(p.pages, check);
+  const int32_t allocated = count_allocated(p.pages, check);
 
   int64_t increment = 0;
   const int32_t k = p.count_index ? load(p.count_index + b) : check.slot;
@@ -37,7 +37,7 @@ SPECMETA_HD int32_t advance_row(const AdvanceParams& p, int32_t b, int32_t q, Ro
     check.faults |= kUnderflow;
     return 0;
   }
-  if (new_len > find_capacity(p.pages, p.layout, allocation, new_len)) {
+  if (new_len > find_capacity(p.pages, p.layout, check.slot, allocated, new_len)) {
     check.faults |= kOverflow;
     return 0;
   }

@@ -20,7 +20,8 @@
 //   int64_t sum_before(chain, x)         the sum over earlier tiles, each of which gives its x; called by every thread
 //   void announce(news, x)               one tile tells all later ones
 //   int64_t heed(news)                   what an earlier tile has announced, or will; called by every thread
-//   void finish_tiles()                  waits until all rows are placed; their records may be read then
+//   void finish_tiles()                  waits until all rows are placed: the first thread may read their
+//                                        records then, the others behind the next sync()
 //   Row* records()                       [B], in the workspace
 #pragma once
 
@@ -31,7 +32,7 @@ namespace specmeta {
 // The rows of a tile on a GPU: the threads of a block.
 inline constexpr int32_t kTileRows = 1024;
 // Less of the work isn't worth a block of a GPU.
-inline constexpr int64_t kLeastShare = 1024;
+inline constexpr int64_t kLeastShare = 4 * kTileRows;
 
 // What sum_before() runs over, and what is announced: by the tile in which something ends.
 enum Chain { kTokens, kPages, kNumChains };

@@ -20,7 +20,7 @@ SPECMETA_HD int32_t draft_row(const DraftStepParams& p, int32_t b, RowCheck& che
   const int64_t old_len = p.seq_lens.get_count(b);
   if (old_len < 0) check.faults |= kBadCount;
   if (old_len <= 0) return 0;
-  const Allocation allocation = find_allocation(p.pages, check);
+  const int32_t allocated = count_allocated(p.pages, check);
 
   int64_t rejected = 0;
   if (p.num_rejected) {
@@ -45,7 +45,7 @@ SPECMETA_HD int32_t draft_row(const DraftStepParams& p, int32_t b, RowCheck& che
   if (p.written_lens) store(p.written_lens + s, saturate32(written));
   if (p.last) return 0;
 
-  if (kept + 1 > find_capacity(p.pages, p.layout, allocation, kept + 1)) {
+  if (kept + 1 > find_capacity(p.pages, p.layout, check.slot, allocated, kept + 1)) {
     check.faults |= kOverflow;
     return 0;
   }

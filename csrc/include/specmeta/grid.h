@@ -82,7 +82,6 @@ class GridCta {
       if (ticket_ < num_tiles) self().add(done, 1);
       while (self().acquire(done) < static_cast<uint64_t>(num_tiles)) self().pause();
     }
-    self().sync();  // all records may be read
   }
   template <class Row>
   SPECMETA_HD Row* records_as() {

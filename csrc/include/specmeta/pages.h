@@ -5,38 +5,26 @@
 
 namespace specmeta {
 
-struct Allocation {
-  const int32_t* ids = nullptr;
-  int32_t count = 0;    // pages that may be used
-  bool search = false;  // the allocation also ends at its first negative id
-};
-
-SPECMETA_HD Allocation find_allocation(const Pages& pages, RowCheck& check) {
-  Allocation found;
+// How many pages the row's slot may have; without num_pages, its list may also end before, at its first negative id.
+SPECMETA_HD int32_t count_allocated(const Pages& pages, RowCheck& check) {
   const int32_t s = check.slot;
   if (pages.page_table) {
-    found.ids = pages.page_table.row(s);
-    found.count = pages.page_table.width;
-    found.search = pages.num_pages == nullptr;
-    if (pages.num_pages) {
-      const int32_t n = load(pages.num_pages + s);
-      if (n < 0 || n > found.count) check.faults |= kBadCount;
-      found.count = min32(max32(n, 0), found.count);
-    }
-  } else if (pages.alloc_indptr) {
+    const int32_t width = pages.page_table.width;
+    if (!pages.num_pages) return width;
+    const int32_t n = load(pages.num_pages + s);
+    if (n < 0 || n > width) check.faults |= kBadCount;
+    return min32(max32(n, 0), width);
+  }
+  if (pages.alloc_indptr) {
     const int32_t begin = load(pages.alloc_indptr + s);
     const int32_t end = load(pages.alloc_indptr + s + 1);
-    if (begin < 0 || end < begin || end > pages.num_alloc) {
-      check.faults |= kBadIndptr;
-    } else {
-      found.ids = pages.alloc_pages + begin;
-      found.count = end - begin;
-    }
+    if (begin >= 0 && end >= begin && end <= pages.num_alloc) return end - begin;
+    check.faults |= kBadIndptr;
   }
-  return found;
+  return 0;
 }
 
-// The pages of a slot that find_allocation() has found no fault with.
+// The pages of a slot that count_allocated() has found no fault with.
 SPECMETA_HD const int32_t* page_ids(const Pages& pages, int32_t slot) {
   if (pages.alloc_indptr) return pages.alloc_pages + load(pages.alloc_indptr + slot);
   return pages.page_table.row(slot);
@@ -61,22 +49,19 @@ SPECMETA_HD int32_t count_valid(const int32_t* ids, int32_t n) {
   return n;
 }
 
-// The longest that the row may become. Where the allocation has to be searched, only the pages that `wanted` needs are
-// looked at: a result of `wanted` or more then means "enough".
-SPECMETA_HD int64_t find_capacity(const Pages& pages, const Layout& layout, const Allocation& allocation,
+// The longest that the row of a slot may become, which may have `count` pages. Where their list has to be searched for
+// its end, only the pages that `wanted` needs are looked at: a result of `wanted` or more then means "enough".
+SPECMETA_HD int64_t find_capacity(const Pages& pages, const Layout& layout, int32_t slot, int32_t count,
                                   int64_t wanted) {
   const int64_t page_size = pages.page_size.divisor;
   int64_t capacity = pages.max_seq_len;
   if (layout.block_table) capacity = min64(capacity, layout.block_table.width * page_size);
-  if (pages.page_table || pages.alloc_indptr) {
-    int64_t count = allocation.count;
-    if (allocation.search) {
-      const int32_t needed = pages_for(pages, static_cast<int32_t>(min64(wanted, capacity)));
-      const int32_t found = count_valid(allocation.ids, min32(allocation.count, needed));
-      if (found < needed) count = found;
-    }
-    capacity = min64(capacity, count * page_size);
+  if (pages.page_table && !pages.num_pages) {
+    const int32_t needed = pages_for(pages, static_cast<int32_t>(min64(wanted, capacity)));
+    const int32_t found = count_valid(pages.page_table.row(slot), min32(count, needed));
+    if (found < needed) count = found;
   }
+  if (pages.page_table || pages.alloc_indptr) capacity = min64(capacity, count * page_size);
   return capacity;
 }
 

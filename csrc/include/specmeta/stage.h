@@ -34,7 +34,7 @@ SPECMETA_HD StagePlan stage_row(const StageParams& p, int32_t b, RowCheck& check
     check.faults |= kBadCount;
     return plan;
   }
-  const Allocation allocation = find_allocation(p.pages, check);
+  const int32_t allocated = count_allocated(p.pages, check);
 
   int64_t q = asked;
   if (p.known_lens) {
@@ -42,7 +42,7 @@ SPECMETA_HD StagePlan stage_row(const StageParams& p, int32_t b, RowCheck& check
     plan.certain = static_cast<int32_t>(max64(known - cached, 0));
     q = min64(q, max64(known - cached + drafts, 0));
   }
-  q = shorten(q, find_capacity(p.pages, p.layout, allocation, cached + q) - cached, check);
+  q = shorten(q, find_capacity(p.pages, p.layout, check.slot, allocated, cached + q) - cached, check);
   if (p.tokens) q = shorten(q, p.tokens.width - cached, check);
   plan.cached = static_cast<int32_t>(cached);
   plan.q = static_cast<int32_t>(q);

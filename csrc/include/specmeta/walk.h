@@ -37,8 +37,13 @@ template <class Cta>
 SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
   using Row = typename Cta::Row;
   const Row* records = cta.records();
-  const Row back = load(records + batch - 1);
-  const Covered all{load(records).token_begin, back.token_end(), back.page_end};
+  WalkState& state = cta.walk();
+  if (cta.rank() == 0) {
+    const Row back = load(records + batch - 1);
+    state.all = {load(records).token_begin, back.token_end(), back.page_end};
+  }
+  cta.sync();
+  const Covered all = state.all;
   const auto item = [&](int32_t b) {
     const Row row = load(records + b);
     return int64_t{b} + (row.token_begin - all.token) + row.page_begin;
@@ -49,15 +54,22 @@ SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
   const int64_t size = max64((num_items + cta.num_blocks() - 1) >> log2, cta.least_share());
   const int64_t begin = cta.block() * size;
   const int64_t end = min64(begin + size, num_items);
-  WalkState state;
-  state.all = all;
-  if (begin < end) {
-    state.next = count_items(cta, batch, begin, item) - 1;
-    state.end_row = count_items(cta, batch, end - 1, item);
-    state.left_out = static_cast<int32_t>(begin - item(state.next));
-    state.taken = static_cast<int32_t>(end - item(state.end_row - 1)) - 1;
+  if (begin >= end) return;
+  int32_t next, end_row;
+  if (batch <= cta.size()) {  // one look at every row is enough
+    const int64_t x = cta.rank() < batch ? item(cta.rank()) : INT64_MAX;
+    next = cta.count(x <= begin) - 1;
+    end_row = cta.count(x < end);
+  } else {
+    next = count_items(cta, batch, begin, item) - 1;
+    end_row = count_items(cta, batch, end - 1, item);
   }
-  if (cta.rank() == 0) cta.walk() = state;
+  if (cta.rank() == 0) {
+    state.next = next;
+    state.end_row = end_row;
+    state.left_out = static_cast<int32_t>(begin - item(next));
+    state.taken = static_cast<int32_t>(end - item(end_row - 1)) - 1;
+  }
   cta.sync();
 }
 

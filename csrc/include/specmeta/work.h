@@ -27,14 +27,14 @@ inline int64_t work(const DraftStepParams& p) {
 
 // One Cta does this much alone as fast as several would together.
 inline constexpr int64_t kAloneWork = 8192;
-inline constexpr int64_t kMaxBlocks = 1024;
+inline constexpr int32_t kMaxBlocks = 1024;
 
 // How many Ctas of tile_size threads: one, or a power of two that is at least one a tile.
-inline int64_t count_blocks(const Rows& rows, int64_t work, int64_t tile_size) {
-  if (!rows.workspace || (rows.batch <= tile_size && work <= kAloneWork)) return 1;
-  int64_t blocks = 2;
-  while (blocks * tile_size < rows.batch) blocks *= 2;
-  while (blocks < kMaxBlocks && blocks * 2 * kLeastShare <= work) blocks *= 2;
+inline int32_t count_blocks(int32_t rows, int64_t work, int32_t tile_size) {
+  if (rows <= tile_size && work <= kAloneWork) return 1;
+  int32_t blocks = 2;
+  while (int64_t{blocks} * tile_size < rows) blocks *= 2;
+  while (blocks < kMaxBlocks && int64_t{blocks} * 2 * kLeastShare <= work) blocks *= 2;
   return blocks;
 }
 
