@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import re
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from specmeta._environment import EXTRAS, find_device, how_to_install
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +27,6 @@ __all__ = [
     "add_drafter_options",
     "add_engine_options",
     "check_range",
-    "find_device",
     "format_place",
     "format_rate",
     "load_model",
@@ -33,18 +36,8 @@ __all__ = [
 ]
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-# By extra of the package: what its commands import.
-EXTRAS = {
-    "generate": ("rich", "safetensors", "transformers"),
-    "serve": (
-        "prometheus_client",
-        "pydantic",
-        "safetensors",
-        "starlette",
-        "transformers",
-        "uvicorn",
-    ),
-}
+# Between two lines that say how far work has come.
+LINE_SECONDS = 30.0
 
 
 class Parser(argparse.ArgumentParser):
@@ -119,10 +112,10 @@ def set_up(
     except ValueError as error:
         parser.error(str(error))
     try:
-        for name in EXTRAS[extra]:
+        for name in (*EXTRAS["generate"], *EXTRAS[extra]):
             importlib.import_module(name)
     except ImportError as error:
-        parser.error(f"{error.name} is missing: pip install 'specmeta[{extra}]'")
+        parser.error(f"{error.name} is missing: {how_to_install(extra)}")
     import torch
     import transformers
 
@@ -187,30 +180,6 @@ def make_engine(args: argparse.Namespace, model: Model, **settings: Any) -> Engi
         raise RequestError(str(error)) from error
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device `name`; raise ValueError where it can't be used, and say why."""
-    match = re.fullmatch(r"cpu|cuda(?::([0-9]+))?", name)
-    if match is None:
-        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {name!r}")
-
-    import torch
-
-    from specmeta import _library
-
-    if name == "cpu":
-        return torch.device("cpu")
-    if torch.version.cuda is None:
-        raise ValueError(f"device: {name}: this torch has no CUDA: install a CUDA build of torch")
-    index, count = int(match[1] or 0), torch.cuda.device_count()
-    if index >= count:
-        raise ValueError(f"device: {name}: GPUs that torch can use: {count}")
-    if not _library.build_info().cuda:
-        raise ValueError(
-            f"device: {name}: the library has no CUDA kernels: SPECMETA_CUDA=1 make build"
-        )
-    return torch.device("cuda", index)
-
-
 def check_range(name: str, value: int, least: int, most: int) -> None:
     """Raise ValueError where a value is out of its range."""
     if not least <= value <= most:
@@ -219,12 +188,12 @@ def check_range(name: str, value: int, least: int, most: int) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Yield a progress bar: on standard error, where that is a terminal, and gone at the end."""
+    """Yield a progress bar on standard error, gone at the end; a line now and then elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    with Progress(
+    bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -232,8 +201,28 @@ def progress_bar() -> Iterator[Progress]:
         console=console,
         transient=True,
         disable=not console.is_terminal,
-    ) as progress:
-        yield progress
+    )
+    if console.is_terminal:
+        with bar:
+            yield bar
+        return
+    started, ended = time.monotonic(), threading.Event()
+
+    def print_lines() -> None:
+        while not ended.wait(LINE_SECONDS):
+            for task in bar.tasks[-1:]:
+                of = "" if task.total is None else f" of {task.total:.0f}"
+                line = f"{task.description}: {task.completed:.0f}{of}"
+                seconds = time.monotonic() - started
+                print(f"{line}, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield bar
+    finally:
+        ended.set()
+        thread.join()
 
 
 def format_place(device: str, dtype: str, threads: int) -> str:

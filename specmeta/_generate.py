@@ -17,6 +17,7 @@ from specmeta._command import (
     load_model,
     set_up,
 )
+from specmeta._environment import os_reason
 
 if TYPE_CHECKING:
     from specmeta.generate import Generation
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     try:
         prompts = _read_prompts(args)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         parser.error(str(error))
     device = set_up(parser, args)
     # Imported here: transformers takes seconds, which bad arguments needn't wait for.
@@ -97,11 +98,16 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
     if args.prompts is not None:
         try:
             text = args.prompts.read_bytes().decode("utf-8-sig")
+        except OSError as error:
+            raise ValueError(f"prompts: {os_reason(error)}") from error
         except UnicodeDecodeError as error:
-            raise ValueError(f"{args.prompts}: {error}") from error
+            raise ValueError(f"prompts: {args.prompts}: {error}") from error
         # Not splitlines: form feeds and line separators are part of a prompt.
         lines = [line.removesuffix("\r") for line in text.split("\n")]
-        prompts += [line for line in lines if line.strip()]
+        lines = [line for line in lines if line.strip()]
+        if not lines:
+            raise ValueError(f"prompts: {args.prompts}: no prompts in it")
+        prompts += lines
     if not prompts:
         raise ValueError("no prompts: give --prompt TEXT or --prompts FILE")
     return prompts

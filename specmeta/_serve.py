@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         check_range("port", args.port, 0, 65_535)
         # The lists that the host keeps are made before the device refuses what is too much.
-        check_range("max rows", args.max_rows, 1, 512)
-        check_range("pages", args.num_pages, 2, 1 << 24)
+        check_range("max_rows", args.max_rows, 1, 512)
+        check_range("num_pages", args.num_pages, 2, 1 << 24)
         # Before the model is loaded, which takes a while.
         listener = _bind(args.host, args.port)
     except (OSError, ValueError) as error:

@@ -89,6 +89,8 @@ class BatchMetadata:
         the ledger does.
     kv_capacity : int, optional
         Entries of ``kv_indices``. Default: ``max_rows * max_pages``.
+    with_kv_indices, with_block_table : bool
+        Which lists of pages are written. Attention reads one of them: leave the other out.
     device : torch.device or str
     index_dtype : torch.dtype
         int64 or int32, for token ids, positions and ``row_to_slot``, as far as they are the
@@ -112,8 +114,8 @@ class BatchMetadata:
     num_rows : int32 [1]
     seq_lens, cached_lens, padded_seq_lens, pages_per_seq, last_page_len : int32 [B]
     kv_indptr, cu_seqlens_q : int32 [B+1]
-    kv_indices : int32 [C]
-    block_table : int32 [B, P]
+    kv_indices : int32 [C], or None
+    block_table : int32 [B, P], or None
     num_draft_tokens, num_accepted, num_rejected, token_indices : int32 [B]
     next_tokens : index_dtype [B]
     accepted_tokens : index_dtype [B, K+1]
@@ -126,6 +128,8 @@ class BatchMetadata:
     num_pages, known_lens, committed_lens, num_drafts, written_lens : int32 [S]
     tokens : index_dtype [S, L]
     status : int32 [S+1]
+    workspace : int64 [X] or None
+        On a GPU: see :func:`specmeta.workspace`.
 
     Examples
     --------
@@ -155,6 +159,8 @@ class BatchMetadata:
         max_draft_len: int,
         ledger_len: int | None = None,
         kv_capacity: int | None = None,
+        with_kv_indices: bool = True,
+        with_block_table: bool = True,
         device: torch.device | str = "cpu",
         index_dtype: torch.dtype = torch.int64,
         pad_page: int = 0,
@@ -200,7 +206,8 @@ class BatchMetadata:
         self._target = ledger
         self._eagle = eagle
         self._views: dict[int, BatchMetadata] = {}
-        self._pages_of: list[list[int]] = [[] for _ in range(max_slots)]  # as the host gave them
+        # As the host gave them; None: nobody has the slot.
+        self._pages_of: list[list[int] | None] = [None] * max_slots
 
         def buffer(*shape: int, dtype: torch.dtype = torch.int32, fill: int = 0) -> Tensor:
             tensor = torch.full(shape, fill, dtype=dtype, device=self.device)
@@ -215,10 +222,9 @@ class BatchMetadata:
         self.pages_per_seq = buffer(rows)
         self.last_page_len = buffer(rows)
         self.kv_indptr = buffer(rows + 1)
-        self.kv_indices = buffer(
-            rows * max_pages if kv_capacity is None else kv_capacity, fill=pad_page
-        )
-        self.block_table = buffer(rows, max_pages, fill=pad_page)
+        capacity = rows * max_pages if kv_capacity is None else kv_capacity
+        self.kv_indices: Any = buffer(capacity, fill=pad_page) if with_kv_indices else None
+        self.block_table: Any = buffer(rows, max_pages, fill=pad_page) if with_block_table else None
         self.cu_seqlens_q = buffer(rows + 1)
         self.num_draft_tokens = buffer(rows)
         self.num_accepted = buffer(rows)
@@ -238,6 +244,10 @@ class BatchMetadata:
         self.committed_lens = buffer(slots)
         self.written_lens = buffer(slots)
         self.status = buffer(slots + 1)
+        self.workspace = None
+        if self.device.type == "cuda":
+            self.workspace = ops.workspace(rows, device=self.device)
+            torch._dynamo.mark_static_address(self.workspace)
         if ledger is None:
             self.row_to_slot = buffer(rows, dtype=index_dtype, fill=-1)
             self.num_rows = buffer(1)
@@ -283,7 +293,10 @@ class BatchMetadata:
             view.max_rows = count
             for names, size in ((_BY_ROW, count), (_BY_ROW_AND_END, count + 1)):
                 for name in names:
-                    part = getattr(self, name)[:size]
+                    whole = getattr(self, name)
+                    if whole is None:
+                        continue
+                    part = whole[:size]
                     torch._dynamo.mark_static_address(part)
                     setattr(view, name, part)
             self._views[count] = view
@@ -292,7 +305,12 @@ class BatchMetadata:
     # The device's part.
 
     def _rows(self) -> dict[str, Any]:
-        return {"row_to_slot": self.row_to_slot, "num_rows": self.num_rows, "status": self.status}
+        return {
+            "row_to_slot": self.row_to_slot,
+            "num_rows": self.num_rows,
+            "status": self.status,
+            "workspace": self.workspace,
+        }
 
     def _pages(self) -> dict[str, Any]:
         return {
@@ -391,8 +409,18 @@ class BatchMetadata:
         ----------
         target_tokens : int32 or int64 [n]
             The target's choice after each of the n tokens that were staged.
+
+        Raises
+        ------
+        ValueError
+            It has more dimensions than one, or more tokens than the batch.
         """
-        n = self._num_tokens(target_tokens.numel())
+        n = target_tokens.numel()
+        if target_tokens.dim() != 1 or n > self.max_tokens:
+            raise ValueError(
+                f"target_tokens: expected one dimension of at most {self.max_tokens} tokens, "
+                f"got shape {list(target_tokens.shape)}"
+            )
         ops.accept_greedy(target_tokens, self.input_ids[:n], **self._accept(n))
 
     def accept_sampled(
@@ -428,10 +456,19 @@ class BatchMetadata:
         ----------
         draft_tokens : int32 or int64 [B]
         index : int
-            Which draft of the loop, from 0 (frozen by capture).
+            Which draft of the loop, from 0, below ``max_draft_len`` (frozen by capture).
         last : bool
             Record only: there is no pass behind it.
+
+        Raises
+        ------
+        ValueError
+            The batch has no draft of that index.
         """
+        if not 0 <= index < self.max_draft_len:
+            raise ValueError(
+                f"index: expected at least 0, below max_draft_len {self.max_draft_len}, got {index}"
+            )
         # In the target's own batch, Eagle ran all verified tokens. A drafter with pages of its own
         # ran only what is certain, and no acceptance has told it where its rows ended.
         own, first = self._target is not None, index == 0
@@ -505,6 +542,12 @@ class BatchMetadata:
     def _check_slot(self, slot: int) -> int:
         return _integers("slot", [slot], low=0, high=self.max_slots - 1)[0]
 
+    def _held_pages(self, slot: int) -> list[int]:
+        held = self._pages_of[slot]
+        if held is None:
+            raise ValueError(f"slot: expected one that is assigned, got {slot}")
+        return held
+
     def _check_pages(self, pages: Sequence[int], held: list[int]) -> list[int]:
         new = _integers("pages", pages, low=0)
         most = self.max_pages
@@ -517,8 +560,9 @@ class BatchMetadata:
         return new
 
     def _put_pages(self, slot: int, pages: list[int]) -> None:
-        begin = len(self._pages_of[slot])
-        self._pages_of[slot] += pages
+        held = self._held_pages(slot)
+        begin = len(held)
+        held += pages
         self._send(pages, self.page_table[slot, begin : begin + len(pages)])
         self.num_pages[slot].fill_(begin + len(pages))
 
@@ -568,10 +612,10 @@ class BatchMetadata:
         Raises
         ------
         ValueError
-            They do not fit; nothing has been changed then.
+            The slot is not assigned, or they do not fit; nothing has been changed then.
         """
         slot = self._check_slot(slot)
-        self._put_pages(slot, self._check_pages(pages, self._pages_of[slot]))
+        self._put_pages(slot, self._check_pages(pages, self._held_pages(slot)))
 
     def drop_pages(self, slot: int, keep: int) -> list[int]:
         """Take pages off a slot's end.
@@ -590,10 +634,10 @@ class BatchMetadata:
         Raises
         ------
         ValueError
-            The slot does not exist, or holds fewer pages; nothing has been changed then.
+            The slot is not assigned, or holds fewer pages; nothing has been changed then.
         """
         slot = self._check_slot(slot)
-        held = self._pages_of[slot]
+        held = self._held_pages(slot)
         keep = _integers("keep", [keep], low=0, high=len(held))[0]
         dropped = held[keep:]
         del held[keep:]
@@ -612,7 +656,7 @@ class BatchMetadata:
             The slot does not exist.
         """
         slot = self._check_slot(slot)
-        self._pages_of[slot] = []
+        self._pages_of[slot] = None
         state = [self.num_pages, self.committed_lens, self.written_lens, self.status]
         if self._target is None:
             state += [self.known_lens, self.num_drafts]

@@ -13,6 +13,14 @@ import torch
 
 import specmeta
 from specmeta import _library
+from specmeta._environment import EXTRAS, how_to_install
+
+# By extra: what needs it.
+USES = {
+    "generate": "every command that runs a model",
+    "serve": "`specmeta serve`",
+    "smollm2": "`--model smollm2`",
+}
 
 
 def _version(package: str) -> str | None:
@@ -79,18 +87,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing.append("the CPU kernels give wrong results: please report this")
     architectures = build.architectures.replace("-real", "")
     built = f"built with CUDA {build.cuda} for sm {architectures}"
-    print(f"CUDA kernels  {built if build.cuda else 'not built'}")
+    print(f"CUDA kernels  {built if build.cuda else 'built without CUDA'}")
     nvcc = shutil.which("nvcc")
     print(f"nvcc          {'found' if nvcc else 'not found'}")
-    if nvcc and not build.cuda:
-        missing.append("nvcc is there, the CUDA kernels are not: SPECMETA_CUDA=1 make build")
     gpu = _check_gpu(build)
     missing += gpu
-    for package in ("transformers", "safetensors", "rich"):
-        version = _version(package)
-        print(f"{package:<13} {version or 'not installed'}")
-        if version is None:
-            missing.append(f"{package} for `specmeta generate`: pip install 'specmeta[generate]'")
+    for extra, packages in EXTRAS.items():
+        lacking = []
+        for package in packages:
+            version = _version(package)
+            print(f"{package:<13} {version or 'not installed'}")
+            if version is None:
+                lacking.append(package)
+        if lacking:
+            missing.append(f"{', '.join(lacking)} for {USES[extra]}: {how_to_install(extra)}")
 
     print("\nmissing: nothing" if not missing else "\nmissing:")
     for line in missing:

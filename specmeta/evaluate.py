@@ -18,10 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from json import JSONDecodeError
-from math import sqrt
+from math import ceil, sqrt
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from specmeta._command import (
     progress_bar,
     set_up,
 )
+from specmeta._environment import os_reason
 
 if TYPE_CHECKING:
     from specmeta.generate import Text
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["Example", "FileError", "HypothesisTest", "is_right", "main", "read_examples"]
 
 ALPHA, BETA, SIGMA = 0.05, 0.20, 50.0
+# A test that finds no smaller loss than this, in percent, says little.
+LARGE_THETA = 10.0
 MAX_ROWS = 16
 
 
@@ -112,6 +116,10 @@ class HypothesisTest:
         """Standard deviation of the difference between two accuracies."""
         return self.sigma * sqrt(2 / self.num_lines)
 
+    def lines_for(self, theta: float) -> int:
+        """Return how many lines it takes to find a loss of `theta` percent."""
+        return ceil(self.num_lines * (self.theta / theta) ** 2)
+
 
 def _z(probability: float) -> float:
     return NormalDist().inv_cdf(probability)
@@ -174,7 +182,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"reference: expected percent, 0 .. 100, got {args.reference}")
     try:
         examples = read_examples(args.file)
-    except (OSError, FileError) as error:
+    except OSError as error:
+        parser.error(os_reason(error))
+    except FileError as error:
         parser.error(str(error))
     device = set_up(parser, args)
     # Imported here: transformers takes seconds, which bad arguments needn't wait for.
@@ -187,6 +197,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         evaluation = _evaluate(args, model, examples, texts)
     except (FileError, ModelError, RequestError) as error:
         parser.error(str(error))
+    test = evaluation.test
+    if test.theta > LARGE_THETA:
+        print(
+            f"{parser.prog}: warning: lines: {test.num_lines}, which find no loss below "
+            f"{test.theta:.1f} percent: {test.lines_for(LARGE_THETA)} find one of "
+            f"{LARGE_THETA:.0f}",
+            file=sys.stderr,
+        )
     if args.json:
         print(json.dumps(_report(args, examples, evaluation)))
     else:
@@ -321,7 +339,7 @@ def _evaluate(
 
     with progress_bar() as progress:
         task = progress.add_task("speculative", total=len(texts))
-        outputs, stats = _speculate(args, model, texts, lambda: progress.advance(task))
+        outputs, stats = _speculate(args, model, examples, texts, lambda: progress.advance(task))
         new, right = judge(outputs)
         reference = args.reference
         if reference is None:
@@ -336,12 +354,16 @@ def _evaluate(
 
 
 def _speculate(
-    args: argparse.Namespace, model: Model, texts: list[Text], on_end: Callable[[], None]
+    args: argparse.Namespace,
+    model: Model,
+    examples: list[Example],
+    texts: list[Text],
+    on_end: Callable[[], None],
 ) -> tuple[list[list[int]], Stats]:
     """Return the new tokens of each text; call `on_end` when one has ended."""
     from specmeta.generate import size_cache
     from specmeta.serving.memory import refuse_lack_of_memory
-    from specmeta.serving.request import SamplingParams
+    from specmeta.serving.request import RequestError, SamplingParams
 
     cache = size_cache(
         texts,
@@ -357,7 +379,12 @@ def _speculate(
             on_end()
 
     params = SamplingParams(max_new_tokens=args.max_new_tokens)
-    requests = [engine.submit(text.prompt_ids, params, on_text=on_text) for text in texts]
+    requests = []
+    for example, text in zip(examples, texts, strict=True):
+        try:
+            requests.append(engine.submit(text.prompt_ids, params, on_text=on_text))
+        except RequestError as error:  # a separate drafter may have fewer positions
+            raise FileError(f"{args.file}, line {example.line}: {error}") from error
     with refuse_lack_of_memory():
         engine.run()
     for request in requests:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specmeta.models import Model
+from specmeta.models import Model, check_model
 from specmeta.serving.attention import ATTENTION_NAME
 from specmeta.serving.engine import Engine, encode
 from specmeta.serving.memory import refuse_lack_of_memory
-from specmeta.serving.request import RequestError, SamplingParams
+from specmeta.serving.request import RequestError, SamplingParams, check_integer
 
 __all__ = [
     "Generation",
@@ -163,8 +163,7 @@ def generate(
         Prompts or settings that can't be served, or need more memory than there is.
     """
     check_settings(model, max_new_tokens=max_new_tokens, num_drafts=num_drafts, page_size=page_size)
-    if prompt_chunk < 1:
-        raise RequestError(f"prompt chunk: expected at least 1, got {prompt_chunk}")
+    check_integer("prompt_chunk", prompt_chunk, 1)
     if num_drafts > 0 and model.head is None:
         raise RequestError(f"{model.name} has no draft head: name one, or use 0 drafts")
     if isinstance(prompts, str):  # a sequence of str, too: of its characters
@@ -231,17 +230,16 @@ def check_settings(model: Model, *, max_new_tokens: int, num_drafts: int, page_s
 
     Raises
     ------
+    ModelError
+        It isn't what `specmeta.models.load` returns.
     RequestError
-        One is out of range.
+        A setting isn't an integer, or is out of range.
     """
+    check_model("model", model)
     limit = model.target.config.max_position_embeddings
-    for name, value, least, most in (
-        ("new tokens", max_new_tokens, 1, limit),
-        ("drafts", num_drafts, 0, min(limit - 1, MAX_DRAFTS)),
-        ("page size", page_size, 1, limit),
-    ):
-        if not least <= value <= most:
-            raise RequestError(f"{name}: expected {least} .. {most}, got {value}")
+    check_integer("max_new_tokens", max_new_tokens, 1, limit)
+    check_integer("num_drafts", num_drafts, 0, min(limit - 1, MAX_DRAFTS))
+    check_integer("page_size", page_size, 1, limit)
 
 
 def read_prompt(model: Model, prompt: str, *, max_new_tokens: int, raw: bool = False) -> Text:

@@ -152,6 +152,19 @@ def test_release_and_reuse(device: str) -> None:
     assert batch.page_table[0].tolist()[:2] == [2, 1]
 
 
+@pytest.mark.parametrize("left_out", ["kv_indices", "block_table"])
+def test_one_list_is_enough(left_out: str, device: str) -> None:
+    batches = [_batch(device), _batch(device, **{f"with_{left_out}": False})]
+    for batch in batches:
+        batch.assign(1, [1, 2, 3, 4, 5], [1, 2])
+        batch.set_rows([1], [9])
+        batch.first_rows(2).stage()
+    both, one = (batch.first_rows(2) for batch in batches)
+    assert getattr(one, left_out) is None
+    for name in {"kv_indices", "block_table", "kv_indptr", "slot_mapping"} - {left_out}:
+        assert torch.equal(getattr(one, name), getattr(both, name))
+
+
 def test_an_eagle_head_with_pages_of_its_own(device: str) -> None:
     batch = _batch(device)
     draft = _batch(device, page_size=2, max_pages=6, ledger=batch, eagle=True)
@@ -269,6 +282,21 @@ def test_pages_come_and_go(device: str) -> None:
         (lambda b: b.assign(1, [1], [3.7]), r"pages: expected integers, got \[3.7\]"),
         (lambda b: b.assign(1, [1], [3, 3]), r"pages: expected each once, got \[3, 3\]"),
         (lambda b: b.add_pages(1, [2]), r"pages: expected each once, got \[2\] behind \[1, 2\]"),
+        (lambda b: b.add_pages(0, [4]), "slot: expected one that is assigned, got 0"),
+        (lambda b: b.drop_pages(0, 0), "slot: expected one that is assigned, got 0"),
+        (
+            lambda b: b.accept_greedy(torch.zeros(2, 2, dtype=torch.int64)),
+            r"target_tokens: expected one dimension of at most \d+ tokens, got shape \[2, 2\]",
+        ),
+        (
+            lambda b: b.accept_greedy(torch.zeros(99, dtype=torch.int64)),
+            r"target_tokens: expected .*, got shape \[99\]",
+        ),
+        (
+            lambda b: b.draft_step(torch.zeros(3, dtype=torch.int64), index=b.max_draft_len),
+            r"index: expected at least 0, below max_draft_len \d, got \d",
+        ),
+        (lambda b: b.draft_step(torch.zeros(3, dtype=torch.int64), index=-1), "index: .* got -1"),
         (lambda b: b.add_pages(1, [4, 5]), r"pages: expected at most 3, got 2 \+ 2"),
         (lambda b: b.add_pages(1, [2**31]), r"pages: expected integers in .*, got 2147483648"),
         (lambda b: b.drop_pages(1, 3), r"keep: expected integers in \[0, 2\], got 3"),
@@ -292,7 +320,6 @@ def test_pages_come_and_go(device: str) -> None:
         (lambda b: _batch(ledger=b, eagle=True).set_query_lens([1]), "Eagle has its target's"),
         (lambda b: b.stage(num_tokens=-1), "num_tokens: expected 0 to 9, got -1"),
         (lambda b: b.stage(num_tokens=10), "num_tokens: expected 0 to 9, got 10"),
-        (lambda b: b.accept_greedy(torch.zeros(10).long()), "num_tokens: expected 0 to 9, got 10"),
     ],
 )
 def test_errors_change_nothing(call: Any, message: str) -> None:

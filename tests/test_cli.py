@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import broken_metadata
 import pytest
 import tiny_models
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import specmeta
-from specmeta import BatchMetadata, _generate, _library, cli, models
+from specmeta import BatchMetadata, _command, _generate, _library, cli, models
 from specmeta.serving import scheduler
 
 
@@ -143,13 +145,19 @@ def test_a_wrong_text_is_an_error(
 BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "no prompts": ([], "no prompts: give --prompt TEXT or --prompts FILE"),
     "empty prompt": (["--prompt", ""], "a prompt is empty"),
-    "missing file": (["--prompts", "missing.txt"], "missing.txt"),
+    "missing file": (
+        ["--prompts", "missing.txt"],
+        "prompts: missing.txt: No such file or directory\n",
+    ),
     "long prompt": (["--prompt", "a" * 200], "the model has 160 positions"),
     "not Unicode": (["--prompt", "a\udcff"], "a prompt isn't valid Unicode"),
-    "drafts": (["--prompt", "a", "-k", "160"], "drafts: expected 0 .. 64, got 160"),
+    "drafts": (["--prompt", "a", "-k", "160"], "num_drafts: expected 0 .. 64, got 160"),
     "not a number": (["--prompt", "a", "-k", "x"], "invalid int value: 'x'"),
-    "new tokens": (["--prompt", "a", "--max-new-tokens", "0"], "new tokens"),
-    "page size": (["--prompt", "a", "--page-size", "161"], "page size: expected 1 .. 160"),
+    "new tokens": (
+        ["--prompt", "a", "--max-new-tokens", "0"],
+        "max_new_tokens: expected 1 .. 160, got 0",
+    ),
+    "page size": (["--prompt", "a", "--page-size", "161"], "page_size: expected 1 .. 160"),
     "no threads": (["--prompt", "a", "--threads", "0"], "threads: expected 1 .. "),
     "threads": (
         ["--prompt", "a", "--threads", str(10**9)],
@@ -163,7 +171,7 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "cpu:0": (["--prompt", "a", "--device", "cpu:0"], "device: expected cpu, cuda or cuda:N"),
     "dtype": (["--prompt", "a", "--dtype", "fp8"], "invalid choice: 'fp8'"),
     "model": (["--prompt", "a", "--model", "bronte"], "no model 'bronte': expected a directory"),
-    "draft": (["--prompt", "a", "--draft", "nowhere"], "nowhere"),
+    "draft": (["--prompt", "a", "--draft", "nowhere"], "nowhere/config.json: no such file"),
 }
 
 
@@ -217,6 +225,16 @@ def test_a_file_that_is_not_text(
         run(folder, "--prompts", str(file))
     assert exit_.value.code == 2
     assert f"{file}: 'utf-8' codec" in capsys.readouterr().err
+
+
+def test_a_file_without_prompts(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\n \n")
+    with pytest.raises(SystemExit):
+        run(folder, "--prompts", str(file))
+    assert capsys.readouterr().err == f"specmeta generate: prompts: {file}: no prompts in it\n"
 
 
 def test_undecodable_bytes(folder: Path) -> None:
@@ -478,5 +496,63 @@ def test_a_missing_package_is_one_line(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["generate", "--prompt", "a"])
-    expected = f"specmeta generate: {package} is missing: pip install 'specmeta[generate]'\n"
+    expected = (
+        f"specmeta generate: {package} is missing: pip install --no-build-isolation '.[generate]'\n"
+    )
     assert capsys.readouterr().err == expected
+
+
+def test_arguments_of_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    for arguments, message in (
+        ({"device": "cuda"}, "device: cuda: this torch has no CUDA: install a CUDA build of torch"),
+        ({"device": torch.device("cuda", 1)}, "device: cuda:1: this torch has no CUDA"),
+        ({"device": "abacus"}, "device: expected cpu, cuda or cuda:N, got 'abacus'"),
+        ({"dtype": "float32"}, "dtype: expected a torch.dtype of floating point, got 'float32'"),
+        ({"dtype": torch.int8}, "dtype: .* got torch.int8"),
+    ):
+        with pytest.raises(models.ModelError, match=message):
+            models.load(str(folder), **arguments)
+    with pytest.raises(models.ModelError, match=r"model: expected what .* returns, got str"):
+        specmeta.generate.generate("austen", ["a"])  # type: ignore[arg-type]
+
+
+def test_the_library_keeps_transformers_quiet(
+    folder: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    logging = transformers.utils.logging
+    enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.enable_progress_bar()
+    logging.set_verbosity_warning()
+    logging.enable_propagation()
+    try:
+        model = models.load(str(folder))
+        assert logging.is_progress_bar_enabled()  # the user's setting
+        model.tokenizer.model_max_length = 10
+        with pytest.raises(specmeta.generate.RequestError, match="positions"):
+            specmeta.generate.generate(model, ["a" * 200])
+    finally:
+        logging.disable_propagation()
+        logging.set_verbosity(verbosity)
+        if not enabled:
+            logging.disable_progress_bar()
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+
+
+def test_lines_where_no_terminal_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_command, "LINE_SECONDS", 0.01)
+    with _command.progress_bar() as progress:
+        task = progress.add_task("shapes")
+        progress.update(task, completed=3, total=20)
+        deadline = time.monotonic() + 20
+        err = ""
+        while "\n" not in err and time.monotonic() < deadline:
+            time.sleep(0.01)
+            err += capsys.readouterr().err
+    assert re.match(r"shapes: 3 of 20, \d+ s\n", err)
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import torch
 
 import specmeta
 from specmeta import _library, doctor
+from specmeta._environment import EXTRAS
 
 
 def test_as_a_command() -> None:
@@ -30,10 +33,15 @@ def test_cuda_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert "CUDA kernels  built with CUDA 13.0.88 for sm 80 120" in capsys.readouterr().out
     monkeypatch.setattr(_library, "build_info", lambda: build._replace(cuda="", architectures=""))
     monkeypatch.setattr(doctor.shutil, "which", lambda _: "nvcc")
-    doctor.main([])
-    out = capsys.readouterr().out
-    assert "CUDA kernels  not built" in out
-    assert "SPECMETA_CUDA=1 make build" in out
+    # It may be what was wanted: only where there is a GPU, something is missing.
+    for has_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+        assert doctor.main([]) == has_gpu
+        out = capsys.readouterr().out
+        assert "CUDA kernels  built without CUDA" in out
+        assert ("SPECMETA_CUDA=1 make build" in out) == has_gpu
 
 
 def test_without_the_library(tmp_path: Path) -> None:
@@ -50,12 +58,30 @@ def test_without_the_library(tmp_path: Path) -> None:
     assert "ImportError: specmeta: libspecmeta.so is not beside the package" in done.stderr
 
 
-def test_missing_package(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("packages", "line"),
+    [
+        ({"rich"}, "rich for every command that runs a model: {} '.[generate]'"),
+        ({"starlette", "uvicorn"}, "starlette, uvicorn for `specmeta serve`: {} '.[serve]'"),
+        ({"gguf"}, "gguf for `--model smollm2`: {} '.[smollm2]'"),
+    ],
+)
+def test_missing_packages(
+    packages: set[str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     version = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda p: None if p == "rich" else version(p))
+    monkeypatch.setattr(doctor, "_version", lambda p: None if p in packages else version(p))
     doctor.main([])
-    assert (
-        "rich for `specmeta generate`: pip install 'specmeta[generate]'" in capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert line.format("pip install --no-build-isolation") in out
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    for extra, packages in EXTRAS.items():
+        (line,) = re.findall(rf"^{extra} = (\[.*\])$", text, re.MULTILINE)
+        names = {re.match(r"[\w]+", item)[0] for item in ast.literal_eval(line)}
+        assert names - {"specmeta"} == set(packages)

@@ -461,6 +461,30 @@ def test_a_request_that_fails_twice_ends_with_an_error(world: World) -> None:
         check_no_trace(engine)
 
 
+@cpu_only
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logits_that_are_no_numbers(world: World, temperature: float) -> None:
+    poison = VOCAB - 1
+    prompts = [[t for t in text if t != poison][:9] for text in world.texts[:3]]
+    prompts[1] = [*prompts[1], poison]
+    embedding = world.model.target.model.embed_tokens.weight
+    kept = embedding[poison].clone()
+    for kind in KINDS:
+        engine = world.engine(kind)
+        params = SamplingParams(max_new_tokens=4, temperature=temperature, seed=3)
+        requests = [engine.submit(prompt, params) for prompt in prompts]
+        with torch.no_grad():
+            embedding[poison] = torch.nan
+            engine.run()
+            embedding[poison] = kept
+        assert requests[1].finish == "error"
+        assert "tokens that came out: expected at least one, got 0" in requests[1].error
+        for request in (requests[0], requests[2]):
+            if poison not in request.token_ids:
+                world.check(request)
+        check_no_trace(engine)
+
+
 # Requests that come and go.
 
 
@@ -550,10 +574,22 @@ def test_bad_requests(world: World) -> None:
         ([VOCAB], {}, f"a prompt: expected ids below {VOCAB}, got {VOCAB}"),
         ([-1], {}, "a prompt: expected ids of at least 0, got -1"),
         ([0] * 60, {"max_new_tokens": 5}, "60 tokens and 5 new ones: the limit is 64"),
-        ([0], {"num_drafts": 4}, r"drafts: expected 0 \.\. 3, got 4"),
+        ([0], {"num_drafts": 4}, r"num_drafts: expected 0 \.\. 3, got 4"),
+        ([1.5, 2], {}, "prompt: expected a string or token ids, got 1.5 among them"),
+        ([1, True], {}, "prompt: expected a string or token ids, got True among them"),
+        (["a", "b"], {}, "prompt: expected a string or token ids, got 'a' among them"),
+        (None, {}, "prompt: expected a string or token ids, got None"),
+        (3, {}, "prompt: expected a string or token ids, got 3"),
+        (b"ab", {}, "prompt: expected a string or token ids, got b'ab'"),
     ):
         with pytest.raises(RequestError, match=message):
             engine.submit(prompt, SamplingParams(**params))
+    for params, on_text, message in (
+        ({"temperature": 0.5}, None, "params: expected SamplingParams, got {'temperature': 0.5}"),
+        (None, "print", "on_text: expected a function, got 'print'"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            engine.submit([0], params, on_text=on_text)
     assert not engine.step()
     # A pool that can't ever hold it: told at once, not waited for.
     engine = world.engine("two-model eagle", draft_num_pages=7)
@@ -567,6 +603,49 @@ def test_bad_requests(world: World) -> None:
 
 
 @cpu_only
+def test_extreme_parameters_stop_nobody(world: World) -> None:
+    # float32 can't hold them: they must neither raise in a step nor lose the most likely token.
+    engine = world.engine("one-model")
+    extremes = ({"temperature": 1e300}, {"temperature": 10**400}, {"temperature": 1e-300})
+    params = [SamplingParams(max_new_tokens=4, **extreme) for extreme in extremes]
+    params += [SamplingParams(max_new_tokens=4, temperature=0.7, top_p=1e-300)]
+    params += [SamplingParams(max_new_tokens=4)]
+    requests = [engine.submit(world.texts[0][:5], p) for p in params]
+    engine.run()
+    assert [len(request.token_ids) for request in requests] == [4] * 5
+    assert requests[0].token_ids == requests[1].token_ids
+    greedy = requests[4]
+    assert requests[2].token_ids == requests[3].token_ids == greedy.token_ids
+
+
+@cpu_only
+def test_prompts_of_other_types(world: World) -> None:
+    prompt = world.texts[0][:5]
+    engine = world.engine("plain")
+    requests = [
+        engine.submit(p, SamplingParams(max_new_tokens=2))
+        for p in (prompt, tuple(prompt), torch.tensor(prompt), torch.tensor(prompt).numpy())
+    ]
+    engine.run()
+    assert all(request.prompt_ids == prompt for request in requests)
+    assert {type(token) for request in requests for token in request.prompt_ids} == {int}
+
+
+@cpu_only
+def test_cancelling_what_is_another_engines(world: World) -> None:
+    engine, other = (world.engine("one-model") for _ in range(2))
+    request = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=9))
+    engine.step()
+    with pytest.raises(RequestError, match="request: expected one of this engine's, got <Request"):
+        other.cancel(request)
+    with pytest.raises(RequestError, match="request: expected what submit returned, got None"):
+        engine.cancel(None)  # type: ignore[arg-type]
+    engine.cancel(request)
+    engine.run()
+    assert request.finish == "cancelled"
+
+
+@cpu_only
 def test_bad_settings(world: World) -> None:
     for changes, message in (
         ({"max_rows": 0}, "max_rows"),
@@ -575,10 +654,21 @@ def test_bad_settings(world: World) -> None:
         ({"page_size": 0}, "page_size"),
         ({"num_pages": 0}, "num_pages"),
         ({"num_drafts": -1}, "num_drafts"),
-        ({"num_pages": 1}, "max_seq_len: expected at least 1, got 0"),
+        ({"num_pages": 1}, "num_pages: expected at least 2, got 1"),
+        ({"num_pages": 2.5}, "num_pages: expected an integer, got 2.5"),
+        ({"max_rows": "4"}, "max_rows: expected an integer, got '4'"),
+        ({"max_tokens": 8.0}, "max_tokens: expected an integer, got 8.0"),
+        ({"prompt_chunk": None}, "prompt_chunk: expected an integer, got None"),
+        ({"max_seq_len": 0}, "max_seq_len: expected at least 1, got 0"),
+        ({"draft_page_size": 0}, "draft_page_size: expected at least 1, got 0"),
+        ({"draft_num_pages": 1}, "draft_num_pages: expected at least 2, got 1"),
+        ({"draft": world.draft.target}, "draft: expected what .* returns, got LlamaForCausalLM"),
+        ({"draft": world.draft, "two_model": True}, "two_model: expected False beside a draft"),
     ):
         with pytest.raises(ValueError, match=message):
             world.engine("one-model", **changes)
+    with pytest.raises(ValueError, match=r"model: expected what .*load returns, got str"):
+        Engine("austen", num_pages=9)  # type: ignore[arg-type]
     model = models.Model("plain", world.model.target, None, world.model.tokenizer, frozenset())
     for settings in ({}, {"two_model": True}):
         with pytest.raises(ValueError, match="head"):

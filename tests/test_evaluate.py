@@ -69,6 +69,12 @@ def test_theta_and_threshold() -> None:
     assert f"{test.threshold:.3f}" == "70.997"
 
 
+def test_how_many_lines_it_takes() -> None:
+    for lines in (4, 1319):
+        assert HypothesisTest(lines, 50).lines_for(10) == 310
+    assert HypothesisTest(310, 50).theta <= 10 < HypothesisTest(309, 50).theta
+
+
 def test_what_they_depend_on() -> None:
     test = HypothesisTest(num_lines=100, reference=50)
     assert HypothesisTest(num_lines=400, reference=50).theta == pytest.approx(test.theta / 2)
@@ -187,6 +193,21 @@ def test_files_without_lines(write: Callable[..., Path]) -> None:
 
 # The command.
 
+WARNING = (
+    "specmeta eval: warning: lines: 4, which find no loss below 87.9 percent: 310 find one of 10\n"
+)
+
+
+def test_no_warning_where_lines_are_enough(
+    folder: Path,
+    write: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(HypothesisTest, "theta", 10.0)
+    assert run(folder, write(*ask(PROMPTS)), "--reference", "0") == 0
+    assert capsys.readouterr().err == ""
+
 
 def test_table(
     folder: Path,
@@ -197,7 +218,7 @@ def test_table(
     file = write(*ask([words[0], words[1].upper(), "zz9", words[3]]))
     assert run(folder, file) == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err == WARNING
     for pattern in (
         r"run on +│ +cpu, fp32, threads: 1 ",
         r"lines +│ +4 ",
@@ -222,7 +243,7 @@ def test_json(
     file = write(*ask(["zz9", words[1], "zz9", words[3]]), "")
     assert run(folder, file, "--reference", "99.5", "--json") == 0
     out, err = capsys.readouterr()
-    assert err == ""
+    assert err == WARNING
     report = json.loads(out)
     assert [line["right"] for line in report["lines"]] == [False, True, False, True]
     assert [line["line"] for line in report["lines"]] == [1, 2, 3, 4]
@@ -401,6 +422,21 @@ def test_a_draft_model_of_another_vocabulary(
     )
 
 
+def test_a_prompt_too_long_for_the_draft_model(
+    folder: Path, tmp_path: Path, write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(folder, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 60}))
+    file = write(*ask(["a", "a"], ["a", "a" * 70]))
+    with pytest.raises(SystemExit, match="2"):
+        run(folder, file, "--draft-model", str(short))
+    assert capsys.readouterr().err == (
+        f"specmeta eval: {file}, line 2: a prompt of 70 tokens and 12 new ones: the limit is 60\n"
+    )
+
+
 BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "model": (["--model", "bronte"], "no model 'bronte'"),
     "draft model": (["--draft-model", "bronte"], "no model 'bronte'"),
@@ -412,10 +448,10 @@ BAD_INPUT: dict[str, tuple[list[str], str]] = {
     "reference": (["--reference", "101"], r"reference: expected percent, 0 \.\. 100, got 101"),
     "negative": (["--reference", "-0.1"], r"reference: expected percent, 0 \.\. 100, got -0.1"),
     "nan": (["--reference", "nan"], r"reference: expected percent, 0 \.\. 100, got nan"),
-    "new tokens": (["--max-new-tokens", "0"], r"new tokens: expected 1 \.\. 160, got 0"),
-    "drafts": (["-k", "65"], r"drafts: expected 0 \.\. 64, got 65"),
-    "less": (["-k", "-1"], r"drafts: expected 0 \.\. 64, got -1"),
-    "page": (["--page-size", "0"], r"page size: expected 1 \.\. 160, got 0"),
+    "new tokens": (["--max-new-tokens", "0"], r"max_new_tokens: expected 1 \.\. 160, got 0"),
+    "drafts": (["-k", "65"], r"num_drafts: expected 0 \.\. 64, got 65"),
+    "less": (["-k", "-1"], r"num_drafts: expected 0 \.\. 64, got -1"),
+    "page": (["--page-size", "0"], r"page_size: expected 1 \.\. 160, got 0"),
     "threads": (["--threads", "0"], r"threads: expected 1 \.\. "),
     "device": (["--device", "abacus"], "device: expected cpu, cuda or cuda:N, got 'abacus'"),
     "another file": (["other.jsonl"], "unrecognized arguments: other.jsonl"),
@@ -480,8 +516,8 @@ def test_a_file_that_is_not_there(
         with pytest.raises(SystemExit, match="2"):
             run(folder, file)
         err = capsys.readouterr().err
-        assert str(file) in err
-        assert err.count("\n") == 1
+        reason = "Is a directory" if file == tmp_path else "No such file or directory"
+        assert err == f"specmeta eval: {file}: {reason}\n"
 
 
 def test_at_the_models_last_position(
@@ -519,7 +555,9 @@ def test_a_missing_package_is_one_line(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["eval", str(write(*ask(PROMPTS)))])
-    expected = f"specmeta eval: {package} is missing: pip install 'specmeta[generate]'\n"
+    expected = (
+        f"specmeta eval: {package} is missing: pip install --no-build-isolation '.[generate]'\n"
+    )
     assert capsys.readouterr().err == expected
 
 

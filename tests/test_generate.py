@@ -371,13 +371,14 @@ BAD_REQUESTS: dict[str, tuple[list[str] | str, dict[str, Any], str]] = {
     "empty": (["a", ""], {}, "a prompt is empty"),
     "long": (["a" * 150], {}, "150 tokens and 24 new ones: the model has 160 positions"),
     "not Unicode": (["a\udcff"], {}, "a prompt isn't valid Unicode: .* position 1: surrogates"),
-    "no tokens": (["a"], {"max_new_tokens": 0}, r"new tokens: expected 1 \.\. 160, got 0"),
-    "tokens": (["a"], {"max_new_tokens": 161}, r"new tokens: expected 1 \.\. 160, got 161"),
-    "less than no drafts": (["a"], {"num_drafts": -1}, r"drafts: expected 0 \.\. 64, got -1"),
-    "drafts": (["a"], {"num_drafts": 160}, r"drafts: expected 0 \.\. 64, got 160"),
-    "no page": (["a"], {"page_size": 0}, r"page size: expected 1 \.\. 160, got 0"),
-    "page": (["a"], {"page_size": 161}, r"page size: expected 1 \.\. 160, got 161"),
-    "chunk": (["a"], {"prompt_chunk": 0}, "prompt chunk: expected at least 1, got 0"),
+    "no tokens": (["a"], {"max_new_tokens": 0}, r"max_new_tokens: expected 1 \.\. 160, got 0"),
+    "tokens": (["a"], {"max_new_tokens": 161}, r"max_new_tokens: expected 1 \.\. 160, got 161"),
+    "half": (["a"], {"max_new_tokens": 1.5}, "max_new_tokens: expected an integer, got 1.5"),
+    "less than no drafts": (["a"], {"num_drafts": -1}, r"num_drafts: expected 0 \.\. 64, got -1"),
+    "drafts": (["a"], {"num_drafts": 160}, r"num_drafts: expected 0 \.\. 64, got 160"),
+    "no page": (["a"], {"page_size": 0}, r"page_size: expected 1 \.\. 160, got 0"),
+    "page": (["a"], {"page_size": 161}, r"page_size: expected 1 \.\. 160, got 161"),
+    "chunk": (["a"], {"prompt_chunk": 0}, "prompt_chunk: expected at least 1, got 0"),
 }
 
 

@@ -323,7 +323,9 @@ def test_a_missing_package_is_one_line(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["matrix"])
-    expected = f"specmeta matrix: {package} is missing: pip install 'specmeta[generate]'\n"
+    expected = (
+        f"specmeta matrix: {package} is missing: pip install --no-build-isolation '.[generate]'\n"
+    )
     assert capsys.readouterr().err == expected
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 from hypothesis import given, settings
@@ -44,25 +45,51 @@ def make(
 
 
 BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
-    ({"max_new_tokens": 0}, "new tokens: expected at least 1, got 0"),
-    ({"temperature": -0.1}, "temperature: expected at least 0, got -0.1"),
+    ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1, got 0"),
+    ({"max_new_tokens": 1.5}, "max_new_tokens: expected an integer, got 1.5"),
+    ({"max_new_tokens": None}, "max_new_tokens: expected an integer, got None"),
+    ({"max_new_tokens": True}, "max_new_tokens: expected an integer, got True"),
+    ({"temperature": -0.1}, "temperature: expected a finite number of at least 0, got -0.1"),
+    ({"temperature": "0.5"}, "temperature: expected a finite number of at least 0, got '0.5'"),
+    ({"temperature": None}, "temperature: .* got None"),
+    ({"temperature": True}, "temperature: .* got True"),
     ({"temperature": float("nan")}, "temperature"),
     ({"temperature": float("inf")}, "temperature"),
-    ({"top_p": 0.0}, "top_p: expected more than 0, at most 1, got 0.0"),
+    ({"top_p": 0.0}, "top_p: expected a number, more than 0 and at most 1, got 0.0"),
+    ({"top_p": "0.9"}, "top_p: .* got '0.9'"),
     ({"top_p": 1.1}, "top_p"),
     ({"top_p": float("nan")}, "top_p"),
-    ({"seed": 2**63}, "seed: expected a 64-bit integer"),
+    ({"seed": 2**63}, f"seed: expected {-(2**63)} .. {2**63 - 1}, got {2**63}"),
+    ({"seed": None}, "seed: expected an integer, got None"),
+    ({"seed": 1.0}, "seed: expected an integer, got 1.0"),
     ({"seed": -(2**63) - 1}, "seed"),
-    ({"stop": ("a", "")}, "stop: expected strings that aren't empty"),
-    ({"stop": "ab"}, "stop"),
-    ({"num_drafts": -1}, "drafts: expected at least 0, got -1"),
+    ({"stop": ("a", "")}, r"stop: expected a string or a sequence of them.*, got \('a', ''\)"),
+    ({"stop": ""}, "stop: .* got ''"),
+    ({"stop": (1,)}, r"stop: .* got \(1,\)"),
+    ({"stop": None}, "stop: .* got None"),
+    ({"num_drafts": -1}, "num_drafts: expected at least 0, got -1"),
+    ({"num_drafts": 1.5}, "num_drafts: expected an integer, got 1.5"),
+    ({"ignore_end": 1}, "ignore_end: expected True or False, got 1"),
 ]
 
 
 @pytest.mark.parametrize(("params", "message"), BAD_PARAMS)
 def test_bad_params(params: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=f"^{message}"):
         SamplingParams(**params)
+
+
+def test_what_stop_may_be() -> None:
+    for stop in (".", ["."], (".",)):
+        assert SamplingParams(stop=stop).stop == (".",)
+
+
+def test_numbers_of_other_types() -> None:
+    params = SamplingParams(
+        max_new_tokens=np.int64(3), seed=np.int32(1), temperature=np.float32(0.5), top_p=1
+    )
+    assert (type(params.max_new_tokens), type(params.seed)) == (int, int)
+    assert params == SamplingParams(max_new_tokens=3, seed=1, temperature=0.5)
 
 
 def test_the_length_ends_a_text() -> None:
@@ -258,3 +285,17 @@ def test_the_tokenizers_of_the_models() -> None:
             request.take(tokens)
             request.end("cancelled")
             assert request.text == decode(tokens)
+
+
+def test_nothing_is_shown_behind_a_stop_string() -> None:
+    """The last token may bring a stop string, and behind it what could be half a character."""
+    replacement = "\ufffd"
+    request = Request(
+        [0],
+        SamplingParams(max_new_tokens=65, stop=("X",)),
+        num_drafts=0,
+        decode=lambda ids: "".join(f"X{replacement}" if i else replacement for i in ids),
+    )
+    request.take([0] * 64 + [1])
+    assert request.finish == "stop"
+    assert request.text == 64 * replacement

@@ -244,6 +244,19 @@ def test_settings_go_to_their_slot(device: str) -> None:
     assert state.seed.tolist() == [0, -(2**63), 2**63 - 1]
 
 
+def test_settings_that_float32_cannot_hold(device: str) -> None:
+    state = SamplingState(2, device=device)
+    logits = torch.tensor([0.0, 1.0, 2.0], device=device).repeat(2, 1)
+    zeros = torch.zeros(2, dtype=torch.int64, device=device)
+    for slot, (temperature, top_p) in enumerate([(1e300, 1.0), (1.0, 1e-300)]):
+        state.set(slot, temperature=temperature, top_p=top_p, seed=0)
+    assert state.temperature.isfinite().all()
+    ids = sample(
+        logits, temperature=state.temperature, top_p=state.top_p, seed=zeros, position=zeros
+    )
+    assert ids[1] == 2  # the most probable one
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

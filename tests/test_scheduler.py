@@ -55,7 +55,7 @@ class FakeDevice:
     def clear(self) -> None:
         """Clear the slots that the scheduler gave up."""
         while self.scheduler.vacated:
-            del self.slots[self.scheduler.vacated.pop()]
+            self.slots.pop(self.scheduler.vacated.pop(), None)  # it may not know of it yet
 
     def tell(self, plan: Plan) -> None:
         """Take what comes before a step."""
@@ -149,13 +149,19 @@ class Loop:
         self._check_nothing_came_back(held)
         if plan is not None:
             self._check_plan(plan)
-            self.device.tell(plan)
+            fails = self.rng.random() < self.failures
+            is_told = not fails or self.rng.random() < 0.5
+            if is_told:
+                self.device.tell(plan)
+            else:
+                self.device.clear()
             self.dropped += len(plan.dropped)
             self.mixed += len({row.in_prompt for row in plan.rows}) > 1
-            if self.rng.random() < self.failures:
-                for row in plan.rows[: self.rng.randint(0, len(plan.rows))]:
+            if fails:
+                for row in plan.rows[: self.rng.randint(0, is_told * len(plan.rows))]:
                     self.device.run_row(row.seat, row.query_len)
                 self.scheduler.abandon_step(plan)
+                self.device.clear()
             else:
                 outcome = self.device.run(plan)
                 for row in outcome:
@@ -488,6 +494,37 @@ def test_a_failed_launch_loses_nothing() -> None:
     finish(loop)
     assert all(request.finish == "length" for request in requests)
     assert not loop.scheduler.num_faults
+
+
+def test_a_failed_launch_of_which_the_device_was_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seats get and lose pages in steps that don't carry them, too."""
+    failed = 0
+    for seed in range(150):
+        loop = make_loop(seed, max_tokens=4, pools=[PagePool(200, 1)], prompt_chunk=2)
+        for length in (3, 6, 9, 4):
+            loop.submit([1] * length, max_new_tokens=20)
+        plan_step = loop.scheduler.plan
+
+        def plan(
+            loop: Loop = loop, plan_step: Callable[[], Plan | None] = plan_step
+        ) -> Plan | None:
+            step = plan_step()
+            carried = [row.seat for row in step.rows] if step else []
+            changed = [seat for seat, *_ in step.dropped + step.added] if step else []
+            loop.failures = float(any(seat not in carried for seat in changed))
+            loop.waited = None, 0
+            return step
+
+        monkeypatch.setattr(loop.scheduler, "plan", plan)
+        while not loop.failures and loop.turn():
+            pass
+        failed += loop.failures > 0
+        monkeypatch.setattr(loop.scheduler, "plan", plan_step)
+        loop.failures = 1e-9
+        finish(loop)
+    assert failed > 20
 
 
 @pytest.mark.parametrize(

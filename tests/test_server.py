@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -77,7 +77,11 @@ class FakeEngine:
         return SimpleNamespace(**vars(self.now))
 
     def apply_chat_template(self, messages: list[dict[str, str]], **settings: Any) -> list[int]:
-        assert settings == {"add_generation_prompt": True, "return_dict": False}
+        assert settings == {
+            "add_generation_prompt": True,
+            "return_dict": False,
+            "tokenizer_kwargs": {"verbose": False},
+        }
         if messages[0]["content"] == "loop":
             raise ValueError("roles must alternate")
         return [ord(letter) for m in messages for letter in f"{m['role'][0]}:{m['content']};"]
@@ -435,13 +439,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "long name": ({"x" * 1000: 5}, "x" * 100 + "...: not supported"),
     "messages": ({"messages": MESSAGES}, "messages: not supported"),
     "temperature": ({"temperature": "hot"}, "temperature: Input should be a valid number"),
-    "cold": ({"temperature": -1}, "temperature: expected at least 0, got -1"),
-    "top_p": ({"top_p": 0}, "top_p: expected more than 0, at most 1"),
+    "cold": ({"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
+    "top_p": ({"top_p": 0}, "top_p: Input should be greater than 0"),
     "tokens": ({"max_tokens": "5"}, "max_tokens: Input should be a valid integer"),
-    "no tokens": ({"max_tokens": 0}, "new tokens: expected at least 1, got 0"),
+    "no tokens": ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+    "no new tokens": ({"max_completion_tokens": 0}, "max_completion_tokens: Input should be"),
     "half a token": ({"max_tokens": 0.5}, "max_tokens: Input should be a valid integer"),
     "a true token": ({"max_tokens": True}, "max_tokens: Input should be a valid integer"),
-    "seed": ({"seed": 2**64}, "seed: expected a 64-bit integer"),
+    "seed": ({"seed": 2**64}, "seed: Input should be less than"),
     "stop": ({"stop": [""]}, "stop.0: String should have at least 1 character"),
     "stops": ({"stop": list("abcde")}, "stop: List should have at most 4 items"),
     "stream": ({"stream": 1}, "stream: Input should be a valid boolean"),
@@ -471,6 +476,7 @@ def test_refused(shared: Served, body: dict[str, Any], message: str, stream: boo
     assert error["message"].startswith(message)
     assert error["type"] == "invalid_request_error"
     assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == ("prompt" if "a prompt is" in message else message.split(":")[0])
     shared.wait_for(specmeta_requests_running=0, specmeta_requests_waiting=0)
 
 
@@ -567,6 +573,39 @@ def test_a_body_that_does_not_come(shared: Served, monkeypatch: pytest.MonkeyPat
     with socket.create_connection(("127.0.0.1", shared.port), timeout=WAIT) as connection:
         connection.sendall(HEAD % 100 + b"{")
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_head_that_does_not_come(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    with serving(engine) as served:
+        address = ("127.0.0.1", served.port)
+        body = {"model": "fake", "prompt": "ab", "max_tokens": ENDLESS, "stream": True}
+        data = json.dumps(body).encode()
+        with socket.create_connection(address, timeout=WAIT) as asking:
+            asking.sendall(HEAD % len(data) + data)
+            for begin in (b"", b"POST /v1/comp"):
+                with socket.create_connection(address, timeout=WAIT) as silent:
+                    silent.sendall(begin)
+                    assert silent.recv(100) == b""
+            served.wait_for(specmeta_requests_running=1)  # whoever has asked may wait
+
+
+def test_more_connections_than_there_may_be(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    with serving(engine) as served, ExitStack() as stack:
+        address = ("127.0.0.1", served.port)
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(address))
+        with (
+            socket.create_connection(address, timeout=WAIT) as one_more,
+            suppress(ConnectionResetError),
+        ):
+            assert one_more.recv(100) == b""
+        stack.close()
+        wait_until(lambda: not served.http.server_state.connections)
+        assert served.client.get("/health").status_code == 200
 
 
 def test_a_client_that_goes_away_within_its_body(
@@ -912,6 +951,12 @@ def test_a_seed_repeats_a_text(real: Served, expected: list[str]) -> None:
     assert free[0].text != free[1].text
 
 
+def test_extreme_settings_harm_nobody(real: Served) -> None:
+    for settings in ({"temperature": 1e39}, {"temperature": 1e-300}, {"top_p": 1e-300}):
+        body = {"model": "austen", "prompt": "It is", "max_tokens": 3, **settings}
+        assert real.client.post("/v1/completions", json=body).status_code == 200
+
+
 def test_a_stop_string(real: Served, expected: list[str]) -> None:
     stop = expected[0][20:25]
     before = expected[0][: expected[0].index(stop)]
@@ -954,10 +999,14 @@ def test_what_the_real_engine_refuses(real: Served, body: dict[str, Any], messag
     headers = {"Content-Type": "application/json"}
     response = real.client.post("/v1/completions", content=data, headers=headers)
     assert response.status_code == 400
-    assert re.search(message, response.json()["error"]["message"])
+    error = response.json()["error"]
+    assert re.search(message, error["message"])
+    assert error["param"] == ("temperature" if "temperature" in body else "prompt")
 
 
 # The command.
+
+ENDING = "ending: texts have 5 seconds; a second signal ends them now\n"
 
 
 @contextmanager
@@ -992,7 +1041,7 @@ def test_sigterm_lets_a_text_end() -> None:
             process.send_signal(signal.SIGTERM)
             pieces += [chunk.choices[0].text for chunk in stream]  # to its end
         assert "".join(pieces)
-        assert process.communicate(timeout=WAIT) == ("", "")
+        assert process.communicate(timeout=WAIT) == ("", ENDING)
     assert process.returncode == 0
 
 
@@ -1008,7 +1057,7 @@ def test_sigint_twice_ends_the_command_now() -> None:
             process.send_signal(signal.SIGINT)
             with pytest.raises(openai.APIError, match="the server is shutting down"):
                 list(stream)
-        assert process.communicate(timeout=WAIT) == ("", "")
+        assert process.communicate(timeout=WAIT) == ("", ENDING)
     assert process.returncode == 130
 
 
@@ -1024,8 +1073,8 @@ BAD_INPUT = {
     "port": (["--port", "65536"], "port: expected 0 .. 65535, got 65536"),
     "host": (["--host", "nowhere.invalid"], "nowhere.invalid, port 0: "),
     "threads": (["--threads", "0"], "threads: expected 1 .. "),
-    "rows": (["--max-rows", "513"], "max rows: expected 1 .. 512, got 513"),
-    "pages": (["--num-pages", "1"], "pages: expected 2 .. "),
+    "rows": (["--max-rows", "513"], "max_rows: expected 1 .. 512, got 513"),
+    "pages": (["--num-pages", "1"], "num_pages: expected 2 .. "),
     "page size": (["--page-size", "0"], "page_size: expected at least 1"),
     "drafts": (["-k", "-1"], "num_drafts: expected at least 0, got -1"),
     "device": (["--device", "abacus"], "device: expected cpu, cuda or cuda:N, got 'abacus'"),
@@ -1084,5 +1133,5 @@ def test_a_package_that_is_missing(
         cli.main(["serve", "--port", "0"])
     assert exit_.value.code == 2
     assert capsys.readouterr().err == (
-        "specmeta serve: starlette is missing: pip install 'specmeta[serve]'\n"
+        "specmeta serve: starlette is missing: pip install --no-build-isolation '.[serve]'\n"
     )

@@ -226,7 +226,7 @@ class RawBatch(specmeta.BatchMetadata):
 
     def _hide_pages(self, slot: int) -> None:
         """Put other things where no operation may look, and the ragged list into place."""
-        count, width = len(self._pages_of[slot]), self.page_table.shape[1]
+        count, width = len(self._pages_of[slot] or []), self.page_table.shape[1]
         if self.pages_by == "count" and count < width:
             ids = [self._rng.choice((-1, 1, GARBAGE)) for _ in range(width - count)]
             self._send(ids, self.page_table[slot, count:])
@@ -234,7 +234,7 @@ class RawBatch(specmeta.BatchMetadata):
             begin = self._rng.randrange(3)
             ids, ends = [GARBAGE] * begin, [begin]
             for s in range(self.page_table.shape[0]):
-                ids += self._pages_of[s]
+                ids += self._pages_of[s] or []
                 ends.append(len(ids))
             self._send(ids, self.alloc_pages[: len(ids)])
             self._send(ends, self.alloc_indptr)

@@ -17,12 +17,14 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
+from specmeta._environment import find_device, os_reason
 from specmeta.models import fetch
 from specmeta.models.eagle3 import Eagle3Head
 from specmeta.serving.attention import ATTENTION_NAME
 
-__all__ = ["BUILT_IN", "Model", "ModelError", "check_fit", "load", "resolve"]
+__all__ = ["BUILT_IN", "Model", "ModelError", "check_fit", "check_model", "load", "resolve"]
 
 BUILT_IN = ("austen", "smollm2")
 BUILT_IN_FOLDER = Path(__file__).parent
@@ -113,9 +115,9 @@ def load(
         Directory of the head. Default: that of a built-in model, or the model folder's ``draft``,
         where there is one.
     dtype : torch.dtype
-        Type of weights, activations and caches.
+        Type of weights, activations and caches: a floating one.
     device : torch.device or str
-        Where to run.
+        Where to run: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
 
     Returns
     -------
@@ -126,6 +128,12 @@ def load(
     ModelError
         Something is missing, can't be used here, or model and head don't fit each other.
     """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ModelError(f"dtype: expected a torch.dtype of floating point, got {dtype!r}")
+    try:
+        find_device(str(device))
+    except ValueError as error:
+        raise ModelError(str(error)) from error
     folder = resolve(name, dtype=dtype)
     target = _load_target(folder, dtype=dtype, device=device)
     vocab_size = target.config.vocab_size
@@ -159,6 +167,14 @@ def load(
         eos_token_id=end_ids or None, pad_token_id=min(end_ids, default=0)
     )
     return Model(name, target, head, tokenizer, frozenset(end_ids))
+
+
+def check_model(name: str, model: object) -> None:
+    """Raise ModelError where an argument isn't a `Model`."""
+    if not isinstance(model, Model):
+        raise ModelError(
+            f"{name}: expected what specmeta.models.load returns, got {type(model).__name__}"
+        )
 
 
 def check_fit(config: LlamaConfig, head: Eagle3Head) -> None:
@@ -218,7 +234,7 @@ def _load_target(
         reason = f"; {found[0]} is pickled and isn't read" if found else ""
         raise ModelError(f"{folder}: no weights in safetensors{reason}")
     loaded: Any
-    with _reading(folder):
+    with _reading(folder), _no_progress_bar():
         loaded = LlamaForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -264,8 +280,21 @@ def _reading(what: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
+        text = os_reason(error) if isinstance(error, OSError) else str(error)
+        reason = (text.strip().splitlines() or [""])[0]
         # Other messages say little without the type: that of a KeyError is the key alone.
         if not isinstance(error, OSError | ValueError):
             reason = f"{type(error).__name__}: {reason}"
         raise ModelError(f"{what}: {reason}") from error
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep transformers' progress bars away, and leave the setting as it was."""
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

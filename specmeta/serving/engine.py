@@ -17,17 +17,24 @@ Example
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specmeta.batch import BatchMetadata
-from specmeta.models import Model
+from specmeta.models import Model, check_model
 from specmeta.serving.one_model import OneModelStep
 from specmeta.serving.pages import PagePool
-from specmeta.serving.request import PassCounts, Request, RequestError, SamplingParams
+from specmeta.serving.request import (
+    PassCounts,
+    Request,
+    RequestError,
+    SamplingParams,
+    check_integer,
+)
 from specmeta.serving.ring import DownloadRing, Fetched
 from specmeta.serving.scheduler import Plan, Scheduler
 from specmeta.serving.step import Shape, Step
@@ -90,7 +97,7 @@ class Engine:
     draft : Model, optional
         A separate Llama with the same tokenizer that drafts, with a cache and graphs of its own.
     two_model : bool
-        Whether the model's own head has a cache and graphs of its own.
+        Whether the model's own head has a cache and graphs of its own. Not beside `draft`.
     num_drafts : int
         Most drafts a row and step, K; 0 decodes without a drafter.
     max_rows : int
@@ -119,7 +126,7 @@ class Engine:
     Raises
     ------
     ValueError
-        Settings that don't fit each other.
+        Settings of a wrong type, out of range, or that don't fit each other.
     """
 
     def __init__(
@@ -140,6 +147,23 @@ class Engine:
         overlap: bool = True,
         captured: bool = True,
     ) -> None:
+        check_model("model", model)
+        if draft is not None:
+            check_model("draft", draft)
+            if two_model:
+                raise ValueError("two_model: expected False beside a draft, got True")
+        # The scheduler checks the others.
+        for name, value, least in (
+            ("max_rows", max_rows, 1),
+            ("num_drafts", num_drafts, 0),
+            ("page_size", page_size, 1),
+            ("num_pages", num_pages, 2),
+            ("draft_page_size", draft_page_size, 1),
+            ("draft_num_pages", draft_num_pages, 2),
+            ("max_seq_len", max_seq_len, 1),
+        ):
+            if value is not None:
+                check_integer(name, value, least)
         depth = 2 if overlap else 1
         drafter = draft.target if draft is not None else model.head if two_model else None
         pools = [PagePool(num_pages, page_size)]
@@ -263,11 +287,15 @@ class Engine:
         RequestError
             It can't be served.
         """
+        # All is checked here: what raised later would raise in every step, also for the others.
         params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params: expected SamplingParams, got {params!r}")
+        if on_text is not None and not callable(on_text):
+            raise RequestError(f"on_text: expected a function, got {on_text!r}")
         prompt_ids = encode(self.model, prompt, raw=raw)
         num_drafts = self._num_drafts if params.num_drafts is None else params.num_drafts
-        if num_drafts > self._num_drafts:
-            raise RequestError(f"drafts: expected 0 .. {self._num_drafts}, got {num_drafts}")
+        check_integer("num_drafts", num_drafts, 0, self._num_drafts)
         tokenizer = self.model.tokenizer
         request = Request(
             prompt_ids,
@@ -281,7 +309,15 @@ class Engine:
         return request
 
     def cancel(self, request: Request) -> None:
-        """End a request, unless it has ended. `on_text` hears of it at the end of the next step."""
+        """End a request, unless it has ended. `on_text` hears of it at the end of the next step.
+
+        Raises
+        ------
+        RequestError
+            It isn't one of this engine's.
+        """
+        if not isinstance(request, Request):
+            raise RequestError(f"request: expected what submit returned, got {request!r}")
         self._scheduler.cancel(request)
         self._to_tell.append(request)
 
@@ -431,7 +467,7 @@ def encode(model: Model, prompt: str | Sequence[int], *, raw: bool = False) -> l
     Raises
     ------
     RequestError
-        It's empty, isn't valid Unicode, or doesn't fit the model.
+        It's empty, isn't valid Unicode, holds something else than ids, or doesn't fit the model.
     """
     if isinstance(prompt, str):
         try:
@@ -440,7 +476,7 @@ def encode(model: Model, prompt: str | Sequence[int], *, raw: bool = False) -> l
             raise RequestError(f"a prompt isn't valid Unicode: {error}") from error
         ids = _tokenize(model, prompt, raw=raw) if prompt else []
     else:
-        ids = list(prompt)
+        ids = _read_ids(prompt)
     if not ids:
         raise RequestError("a prompt is empty")
     size = model.target.config.vocab_size
@@ -452,13 +488,32 @@ def encode(model: Model, prompt: str | Sequence[int], *, raw: bool = False) -> l
     return ids
 
 
+def _read_ids(prompt: Any) -> list[int]:
+    expected = "prompt: expected a string or token ids"
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+        raise RequestError(f"{expected}, got {prompt!r}")
+    ids = []
+    for token in prompt:
+        try:
+            ids.append(operator.index(token))
+        except TypeError as error:
+            raise RequestError(f"{expected}, got {token!r} among them") from error
+        if isinstance(token, bool):
+            raise RequestError(f"{expected}, got {token!r} among them")
+    return ids
+
+
 def _tokenize(model: Model, prompt: str, *, raw: bool) -> list[int]:
     if raw or not model.is_chat:
-        return list(model.tokenizer(prompt)["input_ids"])
+        # transformers warns of texts that are too long for a model; here they're refused.
+        return list(model.tokenizer(prompt, verbose=False)["input_ids"])
     message = {"role": "user", "content": prompt}
     try:
         ids = model.tokenizer.apply_chat_template(
-            [message], add_generation_prompt=True, return_dict=False
+            [message],
+            add_generation_prompt=True,
+            return_dict=False,
+            tokenizer_kwargs={"verbose": False},
         )
     except Exception as error:  # a template is a program that comes with the model
         raise RequestError(f"the model's chat template: {error}; --raw does without") from error

@@ -49,6 +49,9 @@ class Call:
         How many.
     stream : bool
         Whether the pieces are wanted, or the ends only.
+    prompt_name : str
+        The client's parameter that is to blame for what the engine refuses. Those of sampling have
+        been checked before.
 
     Attributes
     ----------
@@ -66,9 +69,11 @@ class Call:
         *,
         count: int,
         stream: bool,
+        prompt_name: str,
     ) -> None:
         self.texts = texts
         self.stream = stream
+        self.prompt_name = prompt_name
         self.requests: list[Request] = []
         self.num_open = count
         self.is_over = False
@@ -184,7 +189,9 @@ class EngineThread:
                 raise ApiError(503, CLOSING)
             if call.num_open > self.capacity:
                 raise ApiError(
-                    400, f"prompt: expected at most {self.capacity} prompts, got {call.num_open}"
+                    400,
+                    f"prompt: expected at most {self.capacity} prompts, got {call.num_open}",
+                    param=call.prompt_name,
                 )
             if self._num_open + call.num_open > self.capacity:
                 raise ApiError(
@@ -245,7 +252,7 @@ class EngineThread:
                 )
                 call.requests.append(request)
         except RequestError as error:
-            self._refuse(call, ApiError(400, str(error)))
+            self._refuse(call, ApiError(400, str(error), param=call.prompt_name))
         except Exception:
             _log.exception("a request couldn't be read")
             self._refuse(call, ApiError(500, "the request couldn't be read: see the server's log"))
@@ -254,9 +261,10 @@ class EngineThread:
             call.put(None)
 
     def _refuse(self, call: Call, error: ApiError) -> None:
-        call.put(error)
+        # Its places are free before the client hears of it, and may ask again.
         self._leave(call, call.num_open - len(call.requests))
         self._cancel(call)
+        call.put(error)
 
     def _cancel(self, call: Call) -> None:
         for request in call.requests:

@@ -141,11 +141,11 @@ class Body(_Part):
     """The parameters that both kinds of completion have."""
 
     model: str
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int | None = None
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(max_length=4), BeforeValidator(_as_list)
     ] = []
@@ -153,13 +153,7 @@ class Body(_Part):
     stream_options: StreamOptions = StreamOptions()
 
     def params(self, default_tokens: int) -> SamplingParams:
-        """Return how to choose a text, of `default_tokens` where no limit is given.
-
-        Raises
-        ------
-        RequestError
-            A value is out of range.
-        """
+        """Return how to choose a text, of `default_tokens` where no limit is given."""
         tokens = (self.max_completion_tokens, self.max_tokens, default_tokens)
         return SamplingParams(
             max_new_tokens=next(count for count in tokens if count is not None),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
-__all__ = ["PassCounts", "Request", "RequestError", "SamplingParams"]
+__all__ = ["PassCounts", "Request", "RequestError", "SamplingParams", "check_integer"]
 
 _REPLACEMENT = "\ufffd"
 # A character is four bytes at most: three of them may be there before it is.
@@ -17,6 +19,20 @@ _MAX_WINDOW = 64
 
 class RequestError(ValueError):
     """A prompt or setting that can't be served; the message says why."""
+
+
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return a value as an int; raise RequestError where it's none, or out of range."""
+    try:
+        integer = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        integer = None
+    if integer is None:
+        raise RequestError(f"{name}: expected an integer, got {value!r}")
+    if integer < least or (most is not None and integer > most):
+        expected = f"at least {least}" if most is None else f"{least} .. {most}"
+        raise RequestError(f"{name}: expected {expected}, got {integer}")
+    return integer
 
 
 @dataclass(frozen=True)
@@ -33,8 +49,8 @@ class SamplingParams:
         In (0, 1]: tokens are drawn from the most likely ones that together reach it.
     seed : int
         A 64-bit integer. Prompt, parameters and seed determine the text.
-    stop : tuple of str
-        Strings that end the text. They aren't part of it.
+    stop : str or sequence of str
+        Strings that end the text. They aren't part of it. Kept as a tuple.
     num_drafts : int, optional
         Most drafts a step; default: the engine's.
     ignore_end : bool
@@ -43,33 +59,45 @@ class SamplingParams:
     Raises
     ------
     RequestError
-        A value is out of range.
+        A value is of another type, or out of range.
     """
 
     max_new_tokens: int = 64
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
-    stop: tuple[str, ...] = ()
+    stop: Sequence[str] = ()
     num_drafts: int | None = None
     ignore_end: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""
 
-        def expect(name: str, expected: str, value: object, *, met: bool) -> None:
+        def expect(name: str, expected: str, *, met: bool) -> None:
             if not met:
-                raise RequestError(f"{name}: expected {expected}, got {value!r}")
+                raise RequestError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
-        new, drafts = self.max_new_tokens, self.num_drafts
-        expect("new tokens", "at least 1", new, met=new >= 1)
-        finite = math.isfinite(self.temperature)
-        expect("temperature", "at least 0", self.temperature, met=finite and self.temperature >= 0)
-        expect("top_p", "more than 0, at most 1", self.top_p, met=0 < self.top_p <= 1)
-        expect("seed", "a 64-bit integer", self.seed, met=-(2**63) <= self.seed < 2**63)
-        stop = self.stop
-        expect("stop", "strings that aren't empty", stop, met=type(stop) is tuple and all(stop))
-        expect("drafts", "at least 0", drafts, met=drafts is None or drafts >= 0)
+        def keep(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
+        keep("seed", check_integer("seed", self.seed, -(2**63), 2**63 - 1))
+        if self.num_drafts is not None:
+            keep("num_drafts", check_integer("num_drafts", self.num_drafts, 0))
+        temperature, top_p, stop = self.temperature, self.top_p, self.stop
+        finite = _is_number(temperature) and 0 <= temperature < float("inf")
+        expect("temperature", "a finite number of at least 0", met=finite)
+        in_range = _is_number(top_p) and 0 < top_p <= 1
+        expect("top_p", "a number, more than 0 and at most 1", met=in_range)
+        stops = (stop,) if isinstance(stop, str) else stop
+        are_strings = isinstance(stops, Sequence) and all(isinstance(s, str) and s for s in stops)
+        expect("stop", "a string or a sequence of them, none empty", met=are_strings)
+        keep("stop", tuple(stops))
+        expect("ignore_end", "True or False", met=isinstance(self.ignore_end, bool))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class _TextStream:
@@ -233,7 +261,8 @@ class Request(PassCounts):
 
     def end(self, finish: str, error: str = "") -> None:
         """End the text, unless a stop string has. What was held back belongs to it."""
-        self._take_text(self._stream.flush())
+        if not self.finish:
+            self._take_text(self._stream.flush())
         if not self.finish:
             self._show(self._held)
             self.finish, self.error = finish, error

@@ -22,6 +22,7 @@ __all__ = ["SamplingState", "sample", "sample_places", "uniform", "verified_plac
 _STEP = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 class SamplingState:
@@ -74,8 +75,9 @@ class SamplingState:
             raise ValueError(f"top_p: expected more than 0 and at most 1, got {top_p}")
         if not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed: expected a 64-bit number, got {seed}")
-        self.temperature[slot].fill_(temperature)
-        self.top_p[slot].fill_(top_p)
+        # Of what float32 can't hold, the nearest: the text is the same.
+        self.temperature[slot].fill_(min(temperature, _FLOAT32.max))
+        self.top_p[slot].fill_(max(top_p, _FLOAT32.tiny))
         self.seed[slot].fill_(seed)
 
 

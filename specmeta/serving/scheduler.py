@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specmeta.serving.pages import PagePool
-from specmeta.serving.request import PassCounts, Request, RequestError
+from specmeta.serving.request import PassCounts, Request, RequestError, check_integer
 from specmeta.status import Status
 
 __all__ = ["Plan", "Row", "Scheduler", "Seat"]
@@ -176,8 +176,7 @@ class Scheduler:
             ("depth", depth, 1),
             ("max_seq_len", max_seq_len, 1),
         ):
-            if value < least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
+            check_integer(name, value, least)
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.prompt_chunk = prompt_chunk
@@ -231,8 +230,16 @@ class Scheduler:
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request, unless it has ended. Nothing of the steps in flight counts."""
+        """End a request, unless it has ended. Nothing of the steps in flight counts.
+
+        Raises
+        ------
+        RequestError
+            It isn't one of this scheduler's.
+        """
         if not request.finish:
+            if request not in self.waiting and all(s.request is not request for s in self.running):
+                raise RequestError(f"request: expected one of this engine's, got {request!r}")
             request.end("cancelled")
             self._settle(request)
 
@@ -367,14 +374,17 @@ class Scheduler:
         self._vacate()
 
     def abandon_step(self, plan: Plan) -> None:
-        """Take a step back whose launch failed: all that it carries is computed anew.
+        """Take a step back whose launch failed: all that it was to change is computed anew.
 
-        The steps that were launched before still count.
+        That includes seats whose pages it changed and which it doesn't carry: whether the device
+        was told, nobody knows. The steps that were launched before still count.
         """
         for row in plan.rows:
             row.seat.in_flight -= 1
-            if row.seat in self.running:
-                self._leave(row.seat)
+        changed = [*plan.admitted, *(seat for seat, *_ in plan.dropped + plan.added)]
+        for seat in [*(row.seat for row in plan.rows), *changed]:
+            if seat in self.running:
+                self._leave(seat)
         self._vacate()
 
     def _take(

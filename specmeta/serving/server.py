@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -16,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specmeta.models import Model
 from specmeta.serving.completions import Chat, Completions
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = ["make_app", "make_server", "serve"]
 
-MAX_CONNECTIONS = 1024
+# With what is accepted at a time, fewer than the 1024 files that a process may have by default.
+MAX_CONNECTIONS = 512
+BACKLOG = 128
+HEAD_SECONDS = 30  # for a client to ask for something
 GRACE_SECONDS = 5  # for texts to end before the server does
 ABORT_SECONDS = 1  # for clients to read how they ended
 
@@ -110,9 +115,32 @@ def make_server(
         make_app(thread, model),
         lifespan="off",
         log_level="warning",
+        http=_Connection,
         limit_concurrency=MAX_CONNECTIONS,
+        backlog=BACKLOG,
     )
     return _HttpServer(config, thread, on_ready)
+
+
+class _Connection(H11Protocol):
+    """A connection that ends where nothing is asked for, and where there are too many.
+
+    uvicorn refuses requests that are too many, but waits for ever for their heads.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._check_silence((None, False))
+
+    def _check_silence(self, before: tuple[object, bool]) -> None:
+        now = self.cycle, self.cycle is None or self.cycle.response_complete
+        if now == before and now[1]:
+            self.transport.close()
+        if not self.transport.is_closing():
+            self.loop.call_later(HEAD_SECONDS, self._check_silence, now)
 
 
 class _HttpServer(uvicorn.Server):
@@ -129,6 +157,11 @@ class _HttpServer(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        print(
+            f"ending: texts have {GRACE_SECONDS} seconds; a second signal ends them now",
+            file=sys.stderr,
+            flush=True,
+        )
         self._loop.call_later(GRACE_SECONDS, self._end)
         await super().shutdown(sockets)
 

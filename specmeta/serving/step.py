@@ -242,6 +242,7 @@ class Step(ABC):
             page_size=page_size,
             max_seq_len=max_seq_len,
             max_draft_len=num_drafts,
+            with_kv_indices=False,
             device=target.device,
             # Padding tokens write their keys and values into page 0: no write has to be masked.
             pad_slot=0,
@@ -337,7 +338,9 @@ class Step(ABC):
             outcome[:, 0] |= _status(self.draft_batch.first_rows(shape.rows))
         outcome[:, 1] = _by_row(batch, batch.committed_lens)
         outcome[:, 2] = batch.num_draft_tokens
-        outcome[:, 3:] = batch.accepted_tokens
+        # A choice among logits that aren't numbers is none; the host takes it for a fault.
+        is_finite = hidden.isfinite().all(-1).index_select(0, batch.token_indices)
+        outcome[:, 3:] = batch.accepted_tokens.where(is_finite[:, None], -1)
         if not aux_ids:
             return hidden[:, :0]
         aux: Tensor = torch.cat([output.hidden_states[index][0] for index in aux_ids], dim=-1)

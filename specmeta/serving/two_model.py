@@ -79,6 +79,7 @@ class TwoModelStep(Step):
             page_size=draft_page_size,
             max_seq_len=batch.max_seq_len,
             max_draft_len=self.num_drafts,
+            with_kv_indices=False,
             device=batch.device,
             pad_slot=0,
             ledger=batch,
