@@ -17,30 +17,26 @@ not let an operation change token ids that a backward pass still needs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from specmeta import _fakes, _library
 
 _library.load()
 _fakes.register()
 
-_advance = torch.ops.specmeta.advance.default
-_stage = torch.ops.specmeta.stage.default
-_accept_greedy = torch.ops.specmeta.accept_greedy.default
-_accept_sampled = torch.ops.specmeta.accept_sampled.default
-_draft_step = torch.ops.specmeta.draft_step.default
+# No integer has a gradient, so torch's autograd need not look at a call.
+_autograd = torch.library.Library("specmeta", "IMPL")
+for _name in ("advance", "stage", "accept_greedy", "accept_sampled", "draft_step"):
+    _autograd.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
-
-def _given(num_rows: Tensor | int | None, **arguments: Any) -> dict[str, Any]:
-    """Leave out what is None: torch takes a quarter of a microsecond for each.
-
-    `num_rows` goes by two names, one for a tensor and one for an integer.
-    """
-    arguments["num_rows" if isinstance(num_rows, Tensor) else "num_rows_int"] = num_rows
-    return {name: value for name, value in arguments.items() if value is not None}
+# What an operator calls. Dynamo can't trace it and is given the operator itself.
+_advance = torch.ops.specmeta.advance.default._op
+_stage = torch.ops.specmeta.stage.default._op
+_accept_greedy = torch.ops.specmeta.accept_greedy.default._op
+_accept_sampled = torch.ops.specmeta.accept_sampled.default._op
+_draft_step = torch.ops.specmeta.draft_step.default._op
 
 
 def workspace(rows: int, *, device: torch.device | str = "cpu") -> Tensor:
@@ -196,40 +192,41 @@ def advance(
     >>> seq_lens.item(), positions.item(), slots.item()
     (35, 34, 290)
     """
-    _advance(
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.advance.default if is_dynamo_compiling() else _advance
+    call(
         num_accepted,
         seq_lens,
         page_size,
-        **_given(
-            num_rows,
-            max_seq_len=max_seq_len,
-            max_accepted=max_accepted,
-            seq_len_bias=seq_len_bias,
-            position_bias=position_bias,
-            count_index=count_index,
-            row_to_slot=row_to_slot,
-            cu_seqlens_q=cu_seqlens_q,
-            page_table=page_table,
-            num_pages=num_pages,
-            alloc_pages=alloc_pages,
-            alloc_indptr=alloc_indptr,
-            pad_page=pad_page,
-            pad_slot=pad_slot,
-            pad_seq_len=pad_seq_len,
-            position_ids=position_ids,
-            seq_lens_out=seq_lens_out,
-            position_ids_out=position_ids_out,
-            cached_lens=cached_lens,
-            padded_seq_lens=padded_seq_lens,
-            pages_per_seq=pages_per_seq,
-            last_page_len=last_page_len,
-            kv_indptr=kv_indptr,
-            kv_indices=kv_indices,
-            block_table=block_table,
-            slot_mapping=slot_mapping,
-            status=status,
-            workspace=workspace,
-        ),
+        row_to_slot,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        max_seq_len,
+        page_table,
+        num_pages,
+        alloc_pages,
+        alloc_indptr,
+        pad_page,
+        pad_slot,
+        pad_seq_len,
+        max_accepted,
+        seq_len_bias,
+        position_bias,
+        count_index,
+        cu_seqlens_q,
+        position_ids,
+        seq_lens_out,
+        position_ids_out,
+        cached_lens,
+        padded_seq_lens,
+        pages_per_seq,
+        last_page_len,
+        kv_indptr,
+        kv_indices,
+        block_table,
+        slot_mapping,
+        status,
+        workspace,
     )
 
 
@@ -363,42 +360,43 @@ def stage(
     >>> seq_lens.tolist(), cu.tolist()
     ([7, 3], [0, 3, 6])
     """
-    _stage(
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.stage.default if is_dynamo_compiling() else _stage
+    call(
         committed_lens,
         page_size,
-        **_given(
-            num_rows,
-            max_seq_len=max_seq_len,
-            limit_lens=limit_lens,
-            known_lens=known_lens,
-            num_drafts=num_drafts,
-            query_lens=query_lens,
-            tokens=tokens,
-            row_to_slot=row_to_slot,
-            page_table=page_table,
-            num_pages=num_pages,
-            alloc_pages=alloc_pages,
-            alloc_indptr=alloc_indptr,
-            pad_page=pad_page,
-            pad_slot=pad_slot,
-            pad_token=pad_token,
-            pad_seq_len=pad_seq_len,
-            cu_seqlens_q=cu_seqlens_q,
-            seq_lens=seq_lens,
-            position_ids=position_ids,
-            input_ids=input_ids,
-            num_draft_tokens=num_draft_tokens,
-            cached_lens=cached_lens,
-            padded_seq_lens=padded_seq_lens,
-            pages_per_seq=pages_per_seq,
-            last_page_len=last_page_len,
-            kv_indptr=kv_indptr,
-            kv_indices=kv_indices,
-            block_table=block_table,
-            slot_mapping=slot_mapping,
-            status=status,
-            workspace=workspace,
-        ),
+        row_to_slot,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        max_seq_len,
+        page_table,
+        num_pages,
+        alloc_pages,
+        alloc_indptr,
+        pad_page,
+        pad_slot,
+        pad_seq_len,
+        pad_token,
+        limit_lens,
+        known_lens,
+        num_drafts,
+        query_lens,
+        tokens,
+        cu_seqlens_q,
+        seq_lens,
+        position_ids,
+        input_ids,
+        num_draft_tokens,
+        cached_lens,
+        padded_seq_lens,
+        pages_per_seq,
+        last_page_len,
+        kv_indptr,
+        kv_indices,
+        block_table,
+        slot_mapping,
+        status,
+        workspace,
     )
 
 
@@ -499,31 +497,32 @@ def accept_greedy(
     >>> num_accepted.item(), next_tokens.item()
     (2, 7)
     """
-    _accept_greedy(
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.accept_greedy.default if is_dynamo_compiling() else _accept_greedy
+    call(
         target_tokens,
         input_ids,
-        **_given(
-            num_rows,
-            cu_seqlens_q=cu_seqlens_q,
-            num_draft_tokens=num_draft_tokens,
-            row_to_slot=row_to_slot,
-            position_ids=position_ids,
-            seq_lens=seq_lens,
-            pad_token=pad_token,
-            committed_lens=committed_lens,
-            known_lens=known_lens,
-            tokens=tokens,
-            num_drafts=num_drafts,
-            num_accepted=num_accepted,
-            num_rejected=num_rejected,
-            next_tokens=next_tokens,
-            token_indices=token_indices,
-            accepted_tokens=accepted_tokens,
-            draft_input_ids=draft_input_ids,
-            last_position_ids=last_position_ids,
-            status=status,
-            workspace=workspace,
-        ),
+        row_to_slot,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        cu_seqlens_q,
+        num_draft_tokens,
+        position_ids,
+        seq_lens,
+        pad_token,
+        committed_lens,
+        known_lens,
+        tokens,
+        num_drafts,
+        num_accepted,
+        num_rejected,
+        next_tokens,
+        token_indices,
+        accepted_tokens,
+        draft_input_ids,
+        last_position_ids,
+        status,
+        workspace,
     )
 
 
@@ -625,32 +624,33 @@ def accept_sampled(
     >>> num_accepted.item()
     1
     """
-    _accept_sampled(
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.accept_sampled.default if is_dynamo_compiling() else _accept_sampled
+    call(
         sampled_tokens,
         vocab_size,
-        **_given(
-            num_rows,
-            input_ids=input_ids,
-            cu_seqlens_q=cu_seqlens_q,
-            num_draft_tokens=num_draft_tokens,
-            row_to_slot=row_to_slot,
-            position_ids=position_ids,
-            seq_lens=seq_lens,
-            pad_token=pad_token,
-            committed_lens=committed_lens,
-            known_lens=known_lens,
-            tokens=tokens,
-            num_drafts=num_drafts,
-            num_accepted=num_accepted,
-            num_rejected=num_rejected,
-            next_tokens=next_tokens,
-            token_indices=token_indices,
-            accepted_tokens=accepted_tokens,
-            draft_input_ids=draft_input_ids,
-            last_position_ids=last_position_ids,
-            status=status,
-            workspace=workspace,
-        ),
+        row_to_slot,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        input_ids,
+        cu_seqlens_q,
+        num_draft_tokens,
+        position_ids,
+        seq_lens,
+        pad_token,
+        committed_lens,
+        known_lens,
+        tokens,
+        num_drafts,
+        num_accepted,
+        num_rejected,
+        next_tokens,
+        token_indices,
+        accepted_tokens,
+        draft_input_ids,
+        last_position_ids,
+        status,
+        workspace,
     )
 
 
@@ -795,44 +795,45 @@ def draft_step(
     >>> seq_lens.item(), positions.item()
     (11, 10)
     """
-    _draft_step(
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.draft_step.default if is_dynamo_compiling() else _draft_step
+    call(
         seq_lens,
         page_size,
-        **_given(
-            num_rows,
-            max_seq_len=max_seq_len,
-            position_ids=position_ids,
-            num_rejected=num_rejected,
-            max_rejected=max_rejected,
-            draft_tokens=draft_tokens,
-            draft_index=draft_index,
-            shift=shift,
-            last=last,
-            row_to_slot=row_to_slot,
-            page_table=page_table,
-            num_pages=num_pages,
-            alloc_pages=alloc_pages,
-            alloc_indptr=alloc_indptr,
-            pad_page=pad_page,
-            pad_slot=pad_slot,
-            pad_token=pad_token,
-            pad_seq_len=pad_seq_len,
-            known_lens=known_lens,
-            num_drafts=num_drafts,
-            written_lens=written_lens,
-            tokens=tokens,
-            seq_lens_out=seq_lens_out,
-            position_ids_out=position_ids_out,
-            input_ids=input_ids,
-            cached_lens=cached_lens,
-            padded_seq_lens=padded_seq_lens,
-            pages_per_seq=pages_per_seq,
-            last_page_len=last_page_len,
-            kv_indptr=kv_indptr,
-            kv_indices=kv_indices,
-            block_table=block_table,
-            slot_mapping=slot_mapping,
-            status=status,
-            workspace=workspace,
-        ),
+        row_to_slot,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        max_seq_len,
+        page_table,
+        num_pages,
+        alloc_pages,
+        alloc_indptr,
+        pad_page,
+        pad_slot,
+        pad_seq_len,
+        pad_token,
+        num_rejected,
+        max_rejected,
+        draft_tokens,
+        draft_index,
+        shift,
+        last,
+        known_lens,
+        num_drafts,
+        written_lens,
+        tokens,
+        position_ids,
+        seq_lens_out,
+        position_ids_out,
+        input_ids,
+        cached_lens,
+        padded_seq_lens,
+        pages_per_seq,
+        last_page_len,
+        kv_indptr,
+        kv_indices,
+        block_table,
+        slot_mapping,
+        status,
+        workspace,
     )

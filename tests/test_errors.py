@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import specmeta
-from specmeta import _library
+from specmeta import _library, ops
 
 OPERATIONS = list(full_calls.calls())
 SCHEMA = {op: [a for a in _library.schema() if a.operator == op] for op in OPERATIONS}
@@ -271,6 +271,38 @@ def test_the_table_is_the_wrapper(operation: str) -> None:
         assert line, argument.name
         assert line[1].startswith(f"{dtype} [{shape}]"), line[0]
         assert (", written" in line[1] or ", updated" in line[1]) == argument.written, line[0]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_call_is_in_the_order_of_the_table(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(ops, f"_{operation}", lambda *arguments: calls.append(arguments))
+    names = [a.name for a in SCHEMA[operation]]
+    given = {name: name for name in names if name != "num_rows_int"}
+    for num_rows in (7, torch.zeros(1), None):
+        getattr(specmeta, operation)(**given | {"num_rows": num_rows})
+        is_int = isinstance(num_rows, int)
+        by_type = {
+            "num_rows": None if is_int else num_rows,
+            "num_rows_int": num_rows if is_int else None,
+        }
+        want = [by_type.get(name, name) for name in names]
+        assert all(a is b for a, b in zip(calls.pop(), want, strict=True))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_tensors_are_let_go(operation: str) -> None:
+    """Also where the call raises."""
+    call = full_calls.calls()[operation]
+    tensors: list[Any] = [value for value in call.values() if isinstance(value, Tensor)]
+    before = [tensor._use_count() for tensor in tensors]
+    getattr(specmeta, operation)(**call)
+    for wrong in ({"status": torch.zeros(9)}, {"workspace": specmeta.workspace(0)}):
+        with pytest.raises(RuntimeError, match="expected"):
+            getattr(specmeta, operation)(**call | wrong)
+    assert [tensor._use_count() for tensor in tensors] == before
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -1,22 +1,29 @@
 #include "arguments.h"
 
-#include <torch/csrc/stable/stableivalue_conversions.h>
-
+#include <optional>
 #include <stdexcept>
 
 namespace specmeta {
 namespace {
 
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+using torch::stable::detail::from;
 using torch::stable::detail::to;
 
 // What a tensor without elements points to: not null, since null means "not given", and never read.
 alignas(8) char no_elements[8];
 
-std::string brackets(const torch::headeronly::IntHeaderOnlyArrayRef& values) {
+// Calls one of torch's functions that return an error and, through their last argument, a result.
+template <class Result>
+Result get(AOTITorchError (*function)(AtenTensorHandle, Result*), AtenTensorHandle tensor) {
+  Result result{};
+  STABLE_TORCH_ERROR_CODE_CHECK(function(tensor, &result));
+  return result;
+}
+
+std::string brackets(const int64_t* values, int64_t count) {
   std::string text = "[";
-  for (size_t i = 0; i < values.size(); ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  for (int64_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
   return text + "]";
 }
 
@@ -64,8 +71,9 @@ Arguments::Arguments(const OpSpec& op, StableIValue* stack) : op_(op) {
     value.spec = &spec;
     value.given = true;
     if (spec.kind == ArgKind::kTensor) {
-      value.tensor = spec.required ? to<Tensor>(item) : to<std::optional<Tensor>>(item);
-      value.given = value.tensor.has_value();
+      value.tensor.reset(spec.required ? to<AtenTensorHandle>(item)
+                                       : to<std::optional<AtenTensorHandle>>(item).value_or(nullptr));
+      value.given = value.tensor != nullptr;
     } else if (spec.kind == ArgKind::kBool) {
       value.integer = to<bool>(item);
     } else if (spec.default_value == "None") {
@@ -82,10 +90,11 @@ Arguments::Arguments(const OpSpec& op, StableIValue* stack) : op_(op) {
     if (value.spec->kind == ArgKind::kTensor) {
       check_tensor(value);
       check_shape(value);
+      if (value.bytes > 0) tensors_[num_tensors_++] = &value;
     } else if (value.spec->kind == ArgKind::kInt) {
       const ArgSpec& spec = *value.spec;
       if (value.integer < spec.low || value.integer > spec.high) {
-        fail(spec.name.c_str(), "an integer in [" + std::to_string(spec.low) + ", " + std::to_string(spec.high) + "]",
+        fail(spec.name, "an integer in [" + std::to_string(spec.low) + ", " + std::to_string(spec.high) + "]",
              std::to_string(value.integer));
       }
     }
@@ -95,10 +104,10 @@ Arguments::Arguments(const OpSpec& op, StableIValue* stack) : op_(op) {
 
 void Arguments::check_tensor(Value& value) {
   const ArgSpec& spec = *value.spec;
-  const char* name = spec.name.c_str();
-  const Tensor& tensor = *value.tensor;
+  const Arg name = spec.name;
+  const AtenTensorHandle tensor = value.tensor.get();
 
-  const ScalarType type = tensor.scalar_type();
+  const auto type = to<ScalarType>(from(get(aoti_torch_get_dtype, tensor)));
   value.wide = type == ScalarType::Long;
   static constexpr const char* kExpected[] = {"dtype int32", "dtype int64", "dtype int32 or int64"};
   const bool right = spec.dtype == DType::kInt32   ? type == ScalarType::Int
@@ -106,49 +115,49 @@ void Arguments::check_tensor(Value& value) {
                                                    : value.wide || type == ScalarType::Int;
   if (!right) fail(name, kExpected[static_cast<int>(spec.dtype)], dtype_name(type));
 
-  int32_t device_type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
-  const int32_t device_index = tensor.get_device_index();
+  const int32_t device_type = get(aoti_torch_get_device_type, tensor);
+  const int32_t device_index = get(aoti_torch_get_device_index, tensor);
   if (!first_tensor_) {
     first_tensor_ = &value;
     device_type_ = device_type;
     device_index_ = device_index;
   } else if (device_type != device_type_ || device_index != device_index_) {
-    fail(name, "a tensor on " + device_name(device_type_, device_index_) + " as " + first_tensor_->spec->name,
+    fail(name, "a tensor on " + device_name(device_type_, device_index_) + " as " + arg_name(first_tensor_->spec->name),
          device_name(device_type, device_index));
   }
 }
 
 void Arguments::check_shape(Value& value) {
   const ArgSpec& spec = *value.spec;
-  const char* name = spec.name.c_str();
-  const Tensor& tensor = *value.tensor;
+  const Arg name = spec.name;
+  const AtenTensorHandle tensor = value.tensor.get();
 
   const std::vector<Dim>& dims = spec.dims;
   const int rank = static_cast<int>(dims.size());
-  const auto shape = tensor.sizes();
-  if (static_cast<int>(shape.size()) != rank) {
-    fail(name, "shape [" + spec.shape + "]", brackets(shape));
+  const int64_t* shape = get(aoti_torch_get_sizes, tensor);
+  const int64_t got_rank = get(aoti_torch_get_dim, tensor);
+  if (got_rank != rank) {
+    fail(name, "shape [" + spec.shape + "]", brackets(shape, got_rank));
   }
   for (int d = 0; d < rank; ++d) {
     const int64_t n = shape[d];
     value.shape[d] = n;
-    if (n >= kInt32Max) fail(name, "sizes below 2147483647", brackets(shape));
-    if (dims[d].symbol == '1' && n != 1) fail(name, "shape [1]", brackets(shape));
+    if (n >= kInt32Max) fail(name, "sizes below 2147483647", brackets(shape, got_rank));
+    if (dims[d].symbol == '1' && n != 1) fail(name, "shape [1]", brackets(shape, got_rank));
     if (dims[d].symbol == '1' || dims[d].symbol == 'Z') continue;
     Size& size = sizes_[dims[d].symbol - 'A'];
     if (size.value < 0) {
-      if (n < dims[d].plus) fail(name, "shape [" + spec.shape + "]: at least one element", brackets(shape));
+      if (n < dims[d].plus) fail(name, "shape [" + spec.shape + "]: at least one element", brackets(shape, got_rank));
       size = {n - dims[d].plus, name};
     } else if (n != size.value + dims[d].plus) {
       fail(name,
            "shape [" + spec.shape + "] with " + dims[d].symbol + " = " + std::to_string(size.value) + " as in " +
-               size.from,
-           brackets(shape));
+               arg_name(size.from),
+           brackets(shape, got_rank));
     }
   }
 
-  const auto strides = tensor.strides();
+  const int64_t* strides = get(aoti_torch_get_strides, tensor);
   const int64_t n = shape[0] * (rank == 2 ? shape[1] : 1);
   value.stride = rank == 2 ? strides[0] : 0;
   if (n > 0) {
@@ -157,13 +166,12 @@ void Arguments::check_shape(Value& value) {
     const bool apart = rank == 1 || shape[0] == 1 || !spec.written || strides[0] >= last;
     if (!dense || !apart) {
       fail(name, rank == 1 ? "a contiguous tensor" : "rows that are contiguous and do not overlap",
-           "strides " + brackets(strides));
+           "strides " + brackets(strides, rank));
     }
-    value.data = static_cast<char*>(tensor.data_ptr());
+    value.data = static_cast<char*>(get(aoti_torch_get_data_ptr, tensor));
     value.bytes = ((rank == 2 ? (shape[0] - 1) * strides[0] : 0) + last) * (value.wide ? 8 : 4);
-    int64_t storage = 0;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &storage));
-    const int64_t end = tensor.storage_offset() * (value.wide ? 8 : 4) + value.bytes;
+    const int64_t storage = get(aoti_torch_get_storage_size, tensor);
+    const int64_t end = get(aoti_torch_get_storage_offset, tensor) * (value.wide ? 8 : 4) + value.bytes;
     if (!value.data || end > storage) {  // somebody resized its storage
       fail(name, "a storage of at least " + std::to_string(end) + " bytes", std::to_string(storage));
     }
@@ -173,71 +181,61 @@ void Arguments::check_shape(Value& value) {
 }
 
 void Arguments::check_overlap() const {
-  for (size_t i = 0; i < num_values_; ++i) {
-    const Value& a = values_[i];
-    if (!a.given || a.bytes == 0 || !a.spec->written) continue;
-    for (size_t j = 0; j < num_values_; ++j) {
-      const Value& b = values_[j];
-      if (j == i || !b.given || b.bytes == 0 || (j < i && b.spec->written)) continue;
+  for (size_t i = 0; i < num_tensors_; ++i) {
+    const Value& a = *tensors_[i];
+    if (!a.spec->written) continue;
+    for (size_t j = 0; j < num_tensors_; ++j) {
+      const Value& b = *tensors_[j];
+      if (j == i || (j < i && b.spec->written)) continue;
       if (a.data < b.data + b.bytes && b.data < a.data + a.bytes) {
-        fail(a.spec->name.c_str(), "memory of its own, since it is written", "bytes shared with " + b.spec->name);
+        fail(a.spec->name, "memory of its own, since it is written",
+             std::string("bytes shared with ") + arg_name(b.spec->name));
       }
     }
   }
 }
 
-void Arguments::fail(const char* name, const std::string& expected, const std::string& got) const {
-  throw std::runtime_error("specmeta." + op_.name + ": " + name + ": expected " + expected + ", got " + got);
+void Arguments::fail(Arg name, const std::string& expected, const std::string& got) const {
+  throw std::runtime_error("specmeta." + op_.name + ": " + arg_name(name) + ": expected " + expected + ", got " + got);
 }
 
-void Arguments::needs(const char* name, std::initializer_list<const char*> others) {
+void Arguments::needs(Arg name, std::initializer_list<Arg> others) {
   if (!has(name)) return;
   std::string list;
-  for (const char* other : others) {
+  for (const Arg other : others) {
     if (has(other)) return;
-    list += (list.empty() ? "" : " or ") + std::string(other);
+    list += (list.empty() ? "" : " or ") + std::string(arg_name(other));
   }
   fail(name, list + " beside it", "neither");
 }
 
-void Arguments::all_or_none(std::initializer_list<const char*> names) {
-  const char* given = nullptr;
-  const char* missing = nullptr;
-  for (const char* name : names) (has(name) ? given : missing) = name;
-  if (given && missing) fail(missing, std::string("a tensor, since ") + given + " is given", "None");
+void Arguments::all_or_none(std::initializer_list<Arg> names) {
+  std::optional<Arg> given, missing;
+  for (const Arg name : names) (has(name) ? given : missing) = name;
+  if (given && missing) fail(*missing, std::string("a tensor, since ") + arg_name(*given) + " is given", "None");
 }
 
-// Arguments are asked for in the table's order, so the search mostly ends at once.
-Arguments::Value& Arguments::find(const char* name) {
-  for (size_t n = 0; n < num_values_; ++n) {
-    Value& value = values_[cursor_];
-    if (value.spec->name == name) return value;
-    cursor_ = cursor_ + 1 < num_values_ ? cursor_ + 1 : 0;
-  }
-  throw std::logic_error("specmeta." + op_.name + ": no argument " + name);
-}
-
-Ints Arguments::ints(const char* name) {
+Ints Arguments::ints(Arg name) {
   const Value& value = find(name);
   return {value.data, value.wide};
 }
-int32_t* Arguments::int32(const char* name) {
+int32_t* Arguments::int32(Arg name) {
   return reinterpret_cast<int32_t*>(find(name).data);
 }
-int64_t* Arguments::int64(const char* name) {
+int64_t* Arguments::int64(Arg name) {
   return reinterpret_cast<int64_t*>(find(name).data);
 }
-Table Arguments::table(const char* name) {
+Table Arguments::table(Arg name) {
   const Value& value = find(name);
   return value.given ? Table{reinterpret_cast<int32_t*>(value.data), value.stride, static_cast<int32_t>(value.shape[1])}
                      : Table{};
 }
-IntsTable Arguments::ints_table(const char* name) {
+IntsTable Arguments::ints_table(Arg name) {
   const Value& value = find(name);
   return value.given ? IntsTable{{value.data, value.wide}, value.stride, static_cast<int32_t>(value.shape[1])}
                      : IntsTable{};
 }
-int64_t Arguments::integer(const char* name, int64_t otherwise) {
+int64_t Arguments::integer(Arg name, int64_t otherwise) {
   const Value& value = find(name);
   return value.given ? value.integer : otherwise;
 }

@@ -2,10 +2,32 @@
 // Python) the checks of a traced call.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <string>
 #include <vector>
 
+// The names of all operators' arguments: code that asks for another one does not compile.
+// clang-format off
+#define SPECMETA_ARGUMENTS(X) \
+  X(accepted_tokens) X(alloc_indptr) X(alloc_pages) X(block_table) X(cached_lens) X(committed_lens) \
+  X(count_index) X(cu_seqlens_q) X(draft_index) X(draft_input_ids) X(draft_tokens) X(input_ids) X(known_lens) \
+  X(kv_indices) X(kv_indptr) X(last) X(last_page_len) X(last_position_ids) X(limit_lens) X(max_accepted) \
+  X(max_rejected) X(max_seq_len) X(next_tokens) X(num_accepted) X(num_draft_tokens) X(num_drafts) X(num_pages) \
+  X(num_rejected) X(num_rows) X(num_rows_int) X(pad_page) X(pad_seq_len) X(pad_slot) X(pad_token) \
+  X(padded_seq_lens) X(page_size) X(page_table) X(pages_per_seq) X(position_bias) X(position_ids) \
+  X(position_ids_out) X(query_lens) X(row_to_slot) X(sampled_tokens) X(seq_len_bias) X(seq_lens) X(seq_lens_out) \
+  X(shift) X(slot_mapping) X(status) X(target_tokens) X(token_indices) X(tokens) X(vocab_size) X(workspace) \
+  X(written_lens)
+// clang-format on
+
 namespace specmeta {
+
+#define SPECMETA_NAME(name) name,
+enum class Arg : uint8_t { SPECMETA_ARGUMENTS(SPECMETA_NAME) kCount };
+#undef SPECMETA_NAME
+
+const char* arg_name(Arg arg);
 
 enum class ArgKind { kTensor, kInt, kBool };
 enum class DType { kInt32, kInt64, kEither };  // kEither: int32 or int64
@@ -17,7 +39,7 @@ struct Dim {
 };
 
 struct ArgSpec {
-  std::string name;
+  Arg name;
   ArgKind kind = ArgKind::kTensor;
   bool required = false;
   bool written = false;  // an output, or updated in place
@@ -28,9 +50,12 @@ struct ArgSpec {
   long long low = 0, high = 0;  // limits of an int
 };
 
+inline constexpr uint8_t kNoArgument = 255;
+
 struct OpSpec {
   std::string name;
   std::vector<ArgSpec> args;
+  std::array<uint8_t, static_cast<size_t>(Arg::kCount)> positions;  // of each name in args, or kNoArgument
 
   std::string schema() const;
 };

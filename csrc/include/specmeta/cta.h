@@ -1,6 +1,7 @@
 // A Cta is a group of threads that runs one algorithm: a CUDA block, one CPU thread, or (in the C++ tests) real threads
 // with a barrier. Every algorithm is written once against this interface:
 //
+//   kIsSerial                            whether it's one thread, whose tiles have one row
 //   Row                                  what there is to know of a row (trivially copyable)
 //   int32_t rank(), size()               this thread, and how many there are
 //   void sync()                          a barrier that also orders memory; nothing else here does
@@ -71,6 +72,7 @@ class Alone {
 template <class RowType>
 class SerialCta {
  public:
+  static constexpr bool kIsSerial = true;
   using Row = RowType;
 
   int32_t rank() const { return 0; }

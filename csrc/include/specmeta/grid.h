@@ -45,6 +45,8 @@ SPECMETA_HD int64_t workspace_words(int32_t rows) {
 template <class Self>
 class GridCta {
  public:
+  static constexpr bool kIsSerial = false;
+
   SPECMETA_HD explicit GridCta(const Rows& rows) : rows_(rows) {}
 
   SPECMETA_HD int32_t block() const { return ticket_; }

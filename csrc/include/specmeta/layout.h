@@ -81,6 +81,10 @@ class LayoutWriter {
   SPECMETA_HD void write_pages(Cta& cta, const Window& window) const {
     if (!out_.kv_indices) return;
     const typename Cta::Row* tile = cta.tile();
+    if constexpr (Cta::kIsSerial) {  // one row, one thread: a plain copy, which compilers make wide
+      write_pages_of(cta, tile[0], out_.kv_indices + window.page, window.page_end - window.page);
+      return;
+    }
     const auto owner = [&](uint32_t i) {
       return find_owner(window.num_rows, static_cast<int32_t>(i), [&](int32_t r) { return tile[r].page_begin; });
     };
@@ -193,6 +197,22 @@ class LayoutWriter {
             length > 0 ? static_cast<int32_t>(pages_.page_size.mod(last)) + 1 : out_.pad_seq_len);
     }
     if (out_.kv_indptr) store(out_.kv_indptr + b + 1, saturate32(page_end));
+  }
+
+  // The first n pages of a row's list.
+  template <class Cta>
+  SPECMETA_HD void write_pages_of(Cta& cta, const LayoutRow& row, int32_t* to, int32_t n) const {
+    const int32_t used = row.seq_len > 0 ? n : 0;
+    const int32_t* ids = used > 0 ? page_ids(pages_, row.slot) : nullptr;
+    const int32_t pad = out_.pad_page;
+    int32_t all_bits = 0;  // negative where an id is
+    for (int32_t k = 0; k < used; ++k) {
+      const int32_t id = load(ids + k);
+      all_bits |= id;
+      store(to + k, id < 0 ? pad : id);
+    }
+    for (int32_t k = used; k < n; ++k) store(to + k, pad);
+    if (all_bits < 0) report_page(cta, row.slot);
   }
 
   template <class Cta>
