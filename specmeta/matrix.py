@@ -164,8 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         models = [load(name, device=device) for name in lengths]
         with progress_bar() as progress:
             task = progress.add_task("combinations", total=len(models) * NUM_COMBINATIONS)
-            for model in models:
-                for result in run(model, max_new_tokens=lengths[model.name]):
+            for model, max_new_tokens in zip(models, lengths.values(), strict=True):
+                for result in run(model, max_new_tokens=max_new_tokens):
                     results.append(result)
                     progress.advance(task)
     except (ModelError, RequestError) as error:

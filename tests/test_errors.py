@@ -185,6 +185,8 @@ def test_rows_and_slots(operation: str) -> None:
         "workspace",
         f"at least {needed} entries for B = 3, got {specmeta.workspace(2).numel()}",
     )
+    part = torch.zeros(needed + 1, dtype=torch.int64)[1:]
+    _refused(operation, call | {"workspace": part}, "workspace", "memory on a boundary of 32 bytes")
     op = getattr(torch.ops.specmeta, operation)
     arguments = dict(call, num_rows_int=2)
     with pytest.raises(RuntimeError, match="num_rows: expected a tensor or an integer, got both"):

@@ -132,6 +132,8 @@ def test_local_memory_and_calls_are_found() -> None:
     assert _parsed("RET.REL.NODEC R4 0x0").calls == ("0x0000 RET.REL.NODEC R4 0x0",)
     shuffle = _parsed("SHFL.IDX PT, R15, R41, R43, R44", "RET.REL.NODEC R12 0x0")
     assert shuffle.calls == ()
+    moves = ("SHFL.UP PT, R29, R27, R29, R42", "IMAD.MOV.U32 R27, RZ, RZ, 0x0")
+    assert _parsed(*moves, "RET.REL.NODEC R26 0x0").calls == ()
     assert _parsed("CALL.ABS.NOINC R8").calls == ("0x0000 CALL.ABS.NOINC R8",)
 
 

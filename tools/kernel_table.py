@@ -157,7 +157,8 @@ def parse(resources: str, sass: str, architecture: str) -> list[Kernel]:
                     returns.append(instruction)
             elif _FLOATING.fullmatch(opcode) and not _CONSTANT_MOVE.fullmatch(opcode + operands):
                 floating.append(instruction)
-            previous = opcode
+            if opcode not in {"IMAD", "MOV"}:  # moves of the subroutine's own
+                previous = opcode
         kernels.append(
             Kernel(
                 name=short_name(mangled),

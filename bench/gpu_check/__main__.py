@@ -191,11 +191,20 @@ def plan(folder: Path) -> list[list[Part]]:
             limit=90,
             read=outputs.read_sanitizer,
             is_test=True,
-            # Each tensor is an allocation of its own, so that memcheck sees where it ends.
+            # Each tensor is an allocation of its own: memcheck sees where it ends.
             environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         )
         for tool, options in SANITIZERS.items()
     ]
+    # Alone and before all else: where blocks wait for each other for ever, it costs half a minute.
+    first = Part(
+        "first",
+        "every operation, small and large, once",
+        (_PYTHON, "-m", "bench.gpu_check.drive", "sizes"),
+        limit=40,
+        read=outputs.read_drive,
+        is_test=True,
+    )
     operations = ("cases", "large", "advance", "stage", "accept", "draft_step")
     batches = ("graph", "batch", "errors", "ring", "toy_engine")
     many_replays = "replays or serving"
@@ -261,7 +270,15 @@ def plan(folder: Path) -> list[list[Part]]:
         _pytest("models", "tests of models", ("attention", "generate", "compile")),
         _pytest("serving", "tests of serving", ("sampling", "two_model", "engine")),
     ]
-    return [[*tests, matrix], [benches], [targets], [*sanitizers, *more_tests], [profile], [ncu]]
+    return [
+        [first],
+        [*tests, matrix],
+        [*sanitizers, *more_tests],
+        [benches],
+        [targets],
+        [profile],
+        [ncu],
+    ]
 
 
 def _pytest(name: str, what: str, files: Sequence[str], *, only: str = "") -> Part:

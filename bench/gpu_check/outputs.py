@@ -50,6 +50,15 @@ def read_pytest(output: Output) -> Finding:
     return Finding(figures, errors)
 
 
+def read_drive(output: Output) -> Finding:
+    """Read what the driver printed: how many calls were right, or the one that was the last."""
+    calls = re.search(r"^(\d+) calls$", output.stdout, re.MULTILINE)
+    if calls:
+        return Finding({"calls": int(calls[1])})
+    last = (output.stderr.strip() or output.stdout.strip() or "nothing").splitlines()[-1]
+    return Finding(errors=[f"it ended with: {last}"])
+
+
 def read_sanitizer(output: Output) -> Finding:
     """Read what compute-sanitizer and the program under it printed."""
     said = [line for line in output.text.splitlines() if line.startswith("=========")]

@@ -11,7 +11,7 @@
 
 namespace specmeta::cuda {
 
-// A multiprocessor has room for so many threads of so many registers.
+// A block has room for 64 registers a thread; fewer, since a kernel this short is better small.
 inline constexpr int kThreads = kTileRows;
 inline constexpr int kMaxRegisters = 48;
 
@@ -99,15 +99,17 @@ class BlockCta : public GridCta<BlockCta<RowType>> {
   Shared& shared_;
 };
 
-// Whether the current device can begin a launch while the one before it ends (compute capability 9.0 and later).
-inline bool has_dependent_launch() {
+// Whether `kernel`, as the current device runs it, waits for the launch before it: then it may begin while that one
+// ends.
+template <class Params>
+bool has_dependent_launch(void (*kernel)(Params)) {
   static std::atomic<signed char> known[64];  // by device: 0 = not asked yet
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return false;
   if (known[device] == 0) {
-    int major = 0;
-    const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    known[device] = error == cudaSuccess && major >= 9 ? 1 : -1;
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    known[device] = error == cudaSuccess && attributes.ptxVersion >= 90 ? 1 : -1;  // as __CUDA_ARCH__ in run()
   }
   return known[device] > 0;
 }
@@ -138,7 +140,7 @@ cudaError_t launch_grid(void (*kernel)(Params), const Params& params, cudaStream
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
-  config.numAttrs = has_dependent_launch() ? 1 : 0;
+  config.numAttrs = has_dependent_launch(kernel) ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, params);
 }
 

@@ -43,6 +43,11 @@ Rows rows_params(Arguments& args) {
                 std::to_string(args.size('X')));
     }
     rows.workspace = reinterpret_cast<uint64_t*>(args.int64(Arg::workspace));
+    rows.workspace_words = args.size('X');
+    // Rows stand in it sector by sector.
+    if (reinterpret_cast<uintptr_t>(rows.workspace) % 32 != 0) {
+      args.fail(Arg::workspace, "memory on a boundary of 32 bytes", "a part of some other tensor");
+    }
   }
   const int64_t wanted = by_slot ? int64_t{rows.slots} + 1 : rows.batch;
   if (rows.status && status_length != wanted) {
@@ -127,9 +132,11 @@ AcceptParams accept_params(Arguments& args) {
   args.needs(Arg::last_position_ids, {Arg::position_ids});
   args.needs(Arg::draft_input_ids, {Arg::input_ids});
   if (args.size('W') >= 0) {
-    if (args.size('W') == 0)
-      args.fail(args.has(Arg::accepted_tokens) ? Arg::accepted_tokens : Arg::sampled_tokens, "a width of at least 1",
-                "0");
+    if (args.size('W') < 1 || args.size('W') > kMaxEmitted) {
+      args.fail(args.has(Arg::accepted_tokens) ? Arg::accepted_tokens : Arg::sampled_tokens,
+                args.size('W') < 1 ? "a width of at least 1" : "a width of at most " + std::to_string(kMaxEmitted),
+                std::to_string(args.size('W')));
+    }
     p.max_draft_len = args.size('W') - 1;
   }
   return p;

@@ -69,6 +69,7 @@ Count count(ThreadPool& pool, const Params& params, int32_t blocks, Operation op
   // On a sector's edge, as a tensor of torch is.
   const auto address = reinterpret_cast<uintptr_t>(words.data());
   with_workspace.rows.workspace = words.data() + (kSector - address % kSector) % kSector / sizeof(uint64_t);
+  with_workspace.rows.workspace_words = static_cast<int64_t>(words.size()) - 4;
 
   std::set<int64_t> read, written;
   Count result;

@@ -13,15 +13,18 @@
 //
 // A batch is cut into tiles of size() rows: each thread reads the scalars of one row once, scans give every row its
 // place, and then tokens and pages are shared out in equal parts (walk.h). One Cta may do all of that, a tile at a
-// time. Or many do, through a workspace: each takes at most one tile, in the order in which they began, so that one
-// only ever waits for others that run already. To that end:
+// time. Or many do, through a workspace: each takes a tile as long as there are any. So a tile that isn't done is held
+// by a Cta that runs, and that waits for earlier tiles only: all get on, however few run at a time. To that end:
 //
-//   int32_t block(), num_blocks()        this Cta's place in that order, and how many there are
+//   int32_t block(), num_blocks()        this Cta's number, in the order in which they began, and how many there are
+//   int32_t tile_index()                 its tile, past the last where there is none left
+//   void next_tile()                     takes another one; called by every thread
 //   int64_t least_share()                less of the work isn't worth a Cta
 //   int64_t sum_before(chain, x)         the sum over earlier tiles, each of which gives its x; called by every thread
 //   void announce(news, x)               one tile tells all later ones
 //   int64_t heed(news)                   what an earlier tile has announced, or will; called by every thread
-//   void finish_tiles()                  waits until all rows are placed: the first thread may read their
+//   void finish_tiles(placed)            adds the tiles that it has placed, and waits until all rows are placed: the
+//   first thread may read their
 //                                        records then, the others behind the next sync()
 //   Row* records()                       [B], in the workspace
 #pragma once
@@ -48,8 +51,8 @@ struct Covered {
 struct WalkState {
   Covered all;
   int32_t next = 0, end_row = 0;  // rows of this Cta's share that are still to come
-  int32_t left_out = 0;           // items of the next row that are another Cta's
-  int32_t taken = 0;              // items of the last row that are this Cta's, beside the row itself
+  int64_t left_out = 0;           // items of the next row that are another Cta's
+  int64_t taken = 0;              // items of the last row that are this Cta's, beside the row itself
 };
 
 // What a Cta without others remembers from tile to tile.
@@ -96,7 +99,9 @@ class SerialCta {
   void announce(News news, int64_t x) { alone_.announce(news, x); }
   int64_t heed(News news) const { return alone_.heed(news); }
   int64_t least_share() const { return kLeastShare; }
-  void finish_tiles() const {}
+  int32_t tile_index() const { return 0; }
+  void next_tile() const {}
+  void finish_tiles(int32_t) const {}
   Row* records() const { return nullptr; }
 
  private:

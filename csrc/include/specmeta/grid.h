@@ -8,24 +8,27 @@ namespace specmeta {
 
 // The workspace, in 64-bit words. All but the records are zero between launches: the last Cta sees to that.
 //
-//   kTicket        tickets given out
-//   kTilesDone     tiles whose rows are placed
-//   kCtasDone      Ctas that have left
-//   kNews ..       what was announced, + 1
-//   chain_at() ..  by tile: what it gives to a sum, + 1
-//   records_at()   the rows, kRecordWords each
+//   kTickets     upper half: Ctas that have begun; lower half: tiles that have been taken
+//   kTilesDone   tiles whose rows are placed
+//   kCtasDone    Ctas that have left
+//   kNews ..     what was announced, + 1
+//   kRecords ..  the rows, kRecordWords each
+//   back from the end, kNumChains a tile: what it gives to a sum, + 1
+//
+// So a word has one meaning in launches of any number of rows, as long as all are given the same workspace.
 class WorkspaceLayout {
  public:
-  static constexpr int64_t kTicket = 0, kTilesDone = 1, kCtasDone = 2, kNews = 3, kChains = kNews + kNumNews;
-  static constexpr int64_t kRecordWords = 4;
+  static constexpr int64_t kTickets = 0, kTilesDone = 1, kCtasDone = 2, kNews = 3, kHeader = kNews + kNumNews;
+  static constexpr int64_t kRecords = 8, kRecordWords = 4;  // whole sectors
 
   SPECMETA_HD WorkspaceLayout(int32_t rows, int32_t tile_size)
       : rows_(rows), num_tiles_(rows / tile_size + (rows % tile_size != 0)) {}
 
   SPECMETA_HD int32_t num_tiles() const { return num_tiles_; }
-  SPECMETA_HD int64_t chain_at(int chain) const { return kChains + int64_t{chain} * num_tiles_; }
-  SPECMETA_HD int64_t records_at() const { return (chain_at(kNumChains) + 3) & ~int64_t{3}; }  // whole sectors
-  SPECMETA_HD int64_t size() const { return records_at() + kRecordWords * rows_; }
+  // How far from the end.
+  SPECMETA_HD int64_t from_end(int chain, int32_t tile) const { return int64_t{kNumChains} * tile + chain + 1; }
+  SPECMETA_HD int64_t num_chain_words() const { return int64_t{kNumChains} * num_tiles_; }
+  SPECMETA_HD int64_t size() const { return kRecords + kRecordWords * rows_ + num_chain_words(); }
 
  private:
   int32_t rows_;
@@ -49,7 +52,7 @@ class GridCta {
 
   SPECMETA_HD explicit GridCta(const Rows& rows) : rows_(rows) {}
 
-  SPECMETA_HD int32_t block() const { return ticket_; }
+  SPECMETA_HD int32_t block() const { return block_; }
   SPECMETA_HD int64_t sum_before(Chain chain, int64_t x) {
     if (layout().num_tiles() <= 1) return 0;
     if (is_alone()) {
@@ -58,10 +61,10 @@ class GridCta {
       if (self().rank() == 0) self().state()[chain] = before + x;
       return before;
     }
-    uint64_t* const words = rows_.workspace + layout().chain_at(chain);
-    if (self().rank() == 0) self().post(words + ticket_, static_cast<uint64_t>(x) + 1);
+    uint64_t* const end = rows_.workspace + rows_.workspace_words;
+    if (self().rank() == 0) self().post(end - layout().from_end(chain, tile_), static_cast<uint64_t>(x) + 1);
     int64_t sum = 0;
-    for (int32_t i = self().rank(); i < ticket_; i += self().size()) sum += wait(words + i);
+    for (int32_t i = self().rank(); i < tile_; i += self().size()) sum += wait(end - layout().from_end(chain, i));
     return self().sum(sum);
   }
   SPECMETA_HD void announce(News news, int64_t x) {
@@ -76,33 +79,34 @@ class GridCta {
     if (is_alone()) return self().state()[kNumChains + news];
     return self().sum(self().rank() == 0 ? wait(rows_.workspace + WorkspaceLayout::kNews + news) : 0);
   }
-  SPECMETA_HD void finish_tiles() {
+  SPECMETA_HD void finish_tiles(int32_t placed) {
     uint64_t* const done = rows_.workspace + WorkspaceLayout::kTilesDone;
     self().sync();  // the records of this tile are written
     if (self().rank() == 0) {
       const int32_t num_tiles = layout().num_tiles();
-      if (ticket_ < num_tiles) self().add(done, 1);
+      if (placed > 0) self().add(done, placed);
       while (self().acquire(done) < static_cast<uint64_t>(num_tiles)) self().pause();
     }
   }
   template <class Row>
   SPECMETA_HD Row* records_as() {
     static_assert(sizeof(Row) == WorkspaceLayout::kRecordWords * sizeof(uint64_t));
-    return reinterpret_cast<Row*>(rows_.workspace + layout().records_at());
+    return reinterpret_cast<Row*>(rows_.workspace + WorkspaceLayout::kRecords);
   }
 
-  // What comes before the algorithm: takes a ticket.
+  // What comes before the algorithm.
   SPECMETA_HD void enter() {
     if (is_alone()) return;
-    int64_t* const ticket = self().state();
-    if (self().rank() == 0) *ticket = static_cast<int64_t>(self().add(rows_.workspace + WorkspaceLayout::kTicket, 1));
-    self().sync();
-    ticket_ = static_cast<int32_t>(*ticket);
+    const int64_t tickets = draw((uint64_t{1} << 32) | 1);
+    block_ = static_cast<int32_t>(tickets >> 32);
+    tile_ = static_cast<int32_t>(tickets & 0xffffffff);
   }
-  // What comes behind it: the last Cta leaves the workspace as it was.
+  SPECMETA_HD int32_t tile_index() const { return tile_; }
+  SPECMETA_HD void next_tile() { tile_ = layout().num_tiles() == 1 ? 1 : static_cast<int32_t>(draw(1) & 0xffffffff); }
+  // What comes behind it: the last Cta leaves the workspace as it was. All that this one reads there, its threads have
+  // read before next_tile() or finish_tiles().
   SPECMETA_HD void leave() {
     if (is_alone()) return;
-    self().sync();  // this Cta is done
     bool is_last = false;
     if (self().rank() == 0) {
       const uint64_t others = self().add(rows_.workspace + WorkspaceLayout::kCtasDone, 1);
@@ -110,15 +114,23 @@ class GridCta {
     }
     if (!self().any(is_last)) return;
     self().sync();  // what the others have done is seen by all threads here
-    for (int64_t i = self().rank(); i < layout().chain_at(kNumChains); i += self().size()) {
-      rows_.workspace[i] = 0;
-    }
+    for (int64_t i = self().rank(); i < WorkspaceLayout::kHeader; i += self().size()) rows_.workspace[i] = 0;
+    uint64_t* const end = rows_.workspace + rows_.workspace_words;
+    for (int64_t i = self().rank(); i < layout().num_chain_words(); i += self().size()) end[-1 - i] = 0;
   }
 
  private:
   SPECMETA_HD Self& self() { return static_cast<Self&>(*this); }
   SPECMETA_HD bool is_alone() { return self().num_blocks() == 1; }
   SPECMETA_HD WorkspaceLayout layout() { return WorkspaceLayout(rows_.batch, self().size()); }
+  SPECMETA_HD int64_t draw(uint64_t tickets) {
+    self().sync();  // state() was read until here
+    int64_t* const drawn = self().state();
+    if (self().rank() == 0)
+      *drawn = static_cast<int64_t>(self().add(rows_.workspace + WorkspaceLayout::kTickets, tickets));
+    self().sync();
+    return *drawn;
+  }
   SPECMETA_HD int64_t wait(const uint64_t* at) {
     uint64_t word;
     while ((word = self().peek(at)) == 0) self().pause();
@@ -126,7 +138,8 @@ class GridCta {
   }
 
   const Rows& rows_;
-  int32_t ticket_ = 0;
+  int32_t block_ = 0;
+  int32_t tile_ = 0;
 };
 
 }  // namespace specmeta

@@ -123,12 +123,12 @@ class LayoutWriter {
     for (uint32_t i = cta.block() * groups + (cta.rank() >> log2); i < num_parts; i += step) {
       const auto r = static_cast<int32_t>(out_.table_parts.div(i));
       const uint32_t part = out_.table_parts.mod(i) * kTablePart;
-      const int32_t slot = rows[r].slot;
-      const uint32_t used = pages_for(pages_, rows[r].seq_len);
+      const int32_t slot = load(&rows[r].slot);
+      const uint32_t used = pages_for(pages_, load(&rows[r].seq_len));
       const int32_t* ids = used > 0 ? page_ids(pages_, slot) : nullptr;
       int32_t* to = table.row(first + r);
       copy_batched(
-          part + lane, min32(part + kTablePart, table.width), group,
+          part + lane, part + min32(kTablePart, table.width - static_cast<int32_t>(part)), group,
           [&](uint32_t k) { return k < used ? load(ids + k) : out_.pad_page; },
           [&](uint32_t k, int32_t id) {
             if (id < 0 && k < used) {

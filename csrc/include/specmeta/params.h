@@ -18,7 +18,8 @@ struct Rows {
   int64_t num_rows_int = kInt32Max;       // used where num_rows is absent
   const int32_t* cu_seqlens_q = nullptr;  // [B+1]; absent: row b owns token b
   int32_t* status = nullptr;              // [S+1] with row_to_slot, else [B]
-  uint64_t* workspace = nullptr;          // grid.h; absent: one Cta does everything
+  uint64_t* workspace = nullptr;          // [X], see grid.h; absent: one Cta does everything
+  int64_t workspace_words = 0;            // X
 };
 
 // What the host reserved: a padded table by slot, or a ragged list, or nothing (then only max_seq_len limits).
@@ -32,6 +33,8 @@ struct Pages {
   int32_t max_seq_len = kInt32Max;
 };
 
+// The elements of a tile's rows of accepted_tokens are counted in 31 bits.
+inline constexpr int32_t kMaxEmitted = 1 << 20;
 // block_table is written in parts of so many columns.
 inline constexpr int32_t kTablePart = 4096;
 

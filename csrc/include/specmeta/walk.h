@@ -67,8 +67,8 @@ SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
   if (cta.rank() == 0) {
     state.next = next;
     state.end_row = end_row;
-    state.left_out = static_cast<int32_t>(begin - item(next));
-    state.taken = static_cast<int32_t>(end - item(end_row - 1)) - 1;
+    state.left_out = begin - item(next);
+    state.taken = end - item(end_row - 1) - 1;
   }
   cta.sync();
 }
@@ -90,17 +90,17 @@ SPECMETA_HD bool next_window(Cta& cta, Window& window) {
 
   const auto& front = tile[0];
   window.own = state.left_out > 0;
-  const int32_t left_out = max32(state.left_out - 1, 0);
-  const int32_t tokens = min32(left_out, front.token_end() - front.token_begin);
+  const int64_t left_out = max64(state.left_out - 1, 0);
+  const auto tokens = static_cast<int32_t>(min64(left_out, front.token_end() - front.token_begin));
   window.token = front.token_begin + tokens;
-  window.page = front.page_begin + (left_out - tokens);
+  window.page = front.page_begin + static_cast<int32_t>(left_out - tokens);
   const auto& back = tile[window.num_rows - 1];
   window.token_end = back.token_end();
   window.page_end = back.page_end;
   if (window.first + window.num_rows == state.end_row) {
-    const int32_t taken = min32(state.taken, back.token_end() - back.token_begin);
+    const auto taken = static_cast<int32_t>(min64(state.taken, back.token_end() - back.token_begin));
     window.token_end = back.token_begin + taken;
-    window.page_end = min32(window.page_end, back.page_begin + (state.taken - taken));
+    window.page_end = static_cast<int32_t>(min64(window.page_end, back.page_begin + (state.taken - taken)));
   }
   return true;
 }
@@ -114,8 +114,9 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
   const bool is_alone = cta.num_blocks() == 1;
   auto* tile = cta.tile();
   bool is_sharing = false;
-  auto first = static_cast<int32_t>(min64(int64_t{cta.block()} * cta.size(), INT32_MAX));
-  // Alone, a turn a tile. Else a turn for the Cta's tile, if it has one, and then one for each window of its share.
+  auto first = static_cast<int32_t>(min64(int64_t{cta.tile_index()} * cta.size(), INT32_MAX));
+  int32_t placed = 0;
+  // Alone, a turn a tile. Else a turn for each tile that the Cta takes, and then one for each window of its share.
   // NOTE: one loop for both, since place() and fill() are large, and compiled where they are called. What it remembers
   // from turn to turn is in cta.walk(), for the same reason: registers are few.
   SPECMETA_NO_UNROLL
@@ -127,15 +128,18 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
         const auto row = place(first, b);
         if (is_alone) {
           tile[cta.rank()] = row;
-        } else if (b < batch) {
-          store(cta.records() + b, row);
+        } else {
+          if (b < batch) store(cta.records() + b, row);
+          ++placed;
+          cta.next_tile();
+          first = static_cast<int32_t>(min64(int64_t{cta.tile_index()} * cta.size(), INT32_MAX));
+          continue;
         }
       } else if (is_alone) {
         break;
-      }
-      if (!is_alone) {
+      } else {
         if (!has_more || batch == 0) break;
-        cta.finish_tiles();
+        cta.finish_tiles(placed);
         find_share(cta, batch);
         is_sharing = true;
         continue;
@@ -178,7 +182,8 @@ template <class Cta, class Fn>
 SPECMETA_HD void for_tokens(Cta& cta, const Window& window, Fn fn) {
   const typename Cta::Row* tile = cta.tile();
   SPECMETA_NO_UNROLL
-  for (int32_t t = window.token + cta.rank(); t < window.token_end; t += cta.size()) {
+  for (uint32_t i = window.token + cta.rank(); i < static_cast<uint32_t>(window.token_end); i += cta.size()) {
+    const auto t = static_cast<int32_t>(i);
     fn(t, tile[find_owner(window.num_rows, t, [&](int32_t r) { return tile[r].token_begin; })]);
   }
 }

@@ -8,7 +8,8 @@
 namespace specmeta {
 
 inline int64_t work(const Rows& rows, const Layout& layout, bool by_token) {
-  return rows.batch + (by_token ? rows.tokens : 0) + layout.kv_capacity + rows.batch * layout.block_table.width;
+  return int64_t{rows.batch} + (by_token ? rows.tokens : 0) + layout.kv_capacity +
+         int64_t{rows.batch} * layout.block_table.width;
 }
 
 inline int64_t work(const AdvanceParams& p) {
@@ -18,7 +19,7 @@ inline int64_t work(const StageParams& p) {
   return work(p.rows, p.layout, p.position_ids || p.input_ids || p.layout.slot_mapping);
 }
 inline int64_t work(const AcceptParams& p) {
-  return p.rows.batch * (1 + p.accepted_tokens.width) + (p.draft_input_ids ? p.rows.tokens : 0);
+  return int64_t{p.rows.batch} * (1 + int64_t{p.accepted_tokens.width}) + (p.draft_input_ids ? p.rows.tokens : 0);
 }
 inline int64_t work(const DraftStepParams& p) {
   if (p.last) return p.rows.batch;
@@ -29,11 +30,10 @@ inline int64_t work(const DraftStepParams& p) {
 inline constexpr int64_t kAloneWork = 8192;
 inline constexpr int32_t kMaxBlocks = 1024;
 
-// How many Ctas of tile_size threads: one, or a power of two that is at least one a tile.
+// How many Ctas of tile_size threads: one, or a power of two.
 inline int32_t count_blocks(int32_t rows, int64_t work, int32_t tile_size) {
   if (rows <= tile_size && work <= kAloneWork) return 1;
   int32_t blocks = 2;
-  while (int64_t{blocks} * tile_size < rows) blocks *= 2;
   while (blocks < kMaxBlocks && int64_t{blocks} * 2 * kLeastShare <= work) blocks *= 2;
   return blocks;
 }
