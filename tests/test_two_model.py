@@ -412,7 +412,7 @@ def test_two_graphs(models: Models, kind: str, num_drafts: int) -> None:
 def test_graphs_are_made_once(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    def count(part: Callable[[], None], num_rows: torch.Tensor) -> Captured:
+    def count(part: Callable[[], None], num_rows: torch.Tensor, pool: object) -> Captured:
         made.append(part)
         return Captured(None, part)
 

@@ -261,10 +261,11 @@ class EngineThread:
             call.put(None)
 
     def _refuse(self, call: Call, error: ApiError) -> None:
-        # Its places are free before the client hears of it, and may ask again.
+        # Places are free before the client hears of it, and may ask again. The ends of the texts
+        # that were let in come behind the error: nobody reads them.
         self._leave(call, call.num_open - len(call.requests))
-        self._cancel(call)
         call.put(error)
+        self._cancel(call)
 
     def _cancel(self, call: Call) -> None:
         for request in call.requests:
