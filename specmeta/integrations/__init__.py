@@ -1,0 +1,1 @@
+"""specmeta inside other engines: one module for each."""
