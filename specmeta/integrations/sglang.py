@@ -1,0 +1,171 @@
+"""SGLang: what its speculative steps need around each pass, one launch a pass, for chains.
+
+SGLang keeps one KV slot a token in ``req_to_token``, which is a page table of page size 1. Its
+lengths are by row, int64, and count the tokens that have KV; the bonus token of the last step comes
+behind them. `Chains` makes from both what the draft passes, the verify pass and the draft's extend
+pass read, in the engine's own tensors, and what a verify pass leaves. Nothing waits for the device.
+
+A row that carries no request (past ``num_rows``, or with the index -1) is padding wherever it
+stands, whatever its length says: it has length 1, reads page 0, and its tokens have location 0 and
+position 0, as SGLang's graph runners expect.
+
+``docs/sglang.md`` sets the engine's names beside those of the operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specmeta import ops
+
+__all__ = ["Chains"]
+
+# A row without a request, as the graph runners pad: length 1, page 0, location 0.
+_PADDING: dict[str, Any] = {"pad_page": 0, "pad_slot": 0, "pad_seq_len": 1}
+
+
+class Chains:
+    """The launches of SGLang's speculative steps, where every request drafts one chain.
+
+    It owns what is the same for all steps; everything else is the engine's. The methods may be
+    captured, and a replay reads the tensors that were given.
+
+    Parameters
+    ----------
+    req_to_token : int32 [requests, max_len]
+        The KV slot of each token. It is only read.
+    max_bs : int
+        Most rows of a launch.
+    num_draft_tokens : int
+        W, the query tokens of a row in a verify or extend pass: the bonus token and its drafts.
+    allocated_lens : int32 [requests], optional
+        How many entries of ``req_to_token`` each request has been given (``kv_allocated_len``). A
+        row that would go past them is emptied, and flagged in ``status``. Absent: all of them.
+    topk : int, default 1
+        ``speculative_eagle_topk``. Only 1: with more, a request's drafts are a tree, in which a
+        token does not see all that stands before it. That needs a list of pages for each branch, a
+        mask for the verify pass, and a copy of the accepted branch's KV to where the prefix ends;
+        no operation here makes them.
+
+    Attributes
+    ----------
+    qo_indptr : int32 [max_bs+1]
+        Where each row's query tokens begin: W apart. Use its first B+1 entries.
+
+    Raises
+    ------
+    ValueError
+        `topk` is not 1, or a number is out of range.
+
+    Examples
+    --------
+    >>> pool = torch.tensor([[0] * 6, [11, 12, 13, 14, 15, 16]], dtype=torch.int32)
+    >>> chains = Chains(pool, max_bs=2, num_draft_tokens=3)
+    >>> out_cache_loc, positions = torch.empty(2, 6, dtype=torch.int64)
+    >>> chains.extend(
+    ...     torch.tensor([1, 0]), torch.tensor([2, 1]), num_rows=1,
+    ...     out_cache_loc=out_cache_loc, positions=positions,
+    ... )
+    >>> out_cache_loc.tolist(), positions.tolist()
+    ([13, 14, 15, 0, 0, 0], [2, 3, 4, 0, 0, 0])
+    """
+
+    def __init__(
+        self,
+        req_to_token: Tensor,
+        *,
+        max_bs: int,
+        num_draft_tokens: int,
+        allocated_lens: Tensor | None = None,
+        topk: int = 1,
+    ) -> None:
+        if topk != 1:
+            raise ValueError(f"topk: expected 1, since drafts are chains here, got {topk}")
+        for name, number, low in (("max_bs", max_bs, 0), ("num_draft_tokens", num_draft_tokens, 1)):
+            if number < low:
+                raise ValueError(f"{name}: expected at least {low}, got {number}")
+        device, width = req_to_token.device, num_draft_tokens
+        rows = torch.arange(max_bs + 1, dtype=torch.int32, device=device)
+        if allocated_lens is None:  # unused entries aren't negative, so no end is looked for
+            requests, max_len = req_to_token.shape
+            allocated_lens = rows.new_full((requests,), max_len)
+        self._pool: dict[str, Any] = {
+            "page_table": req_to_token,
+            "num_pages": allocated_lens,
+            "page_size": 1,
+        }
+        self._width = width
+        self.qo_indptr = rows * width
+        # Rows as if nothing of them were cached. `advance` moves them behind what is.
+        self._count_index = rows[:max_bs]
+        self._lens = torch.full((max_bs,), width, device=device)
+        self._positions = torch.arange(width, device=device).repeat(max_bs)
+        self._moved_lens = torch.empty_like(self._lens)
+        self._moved_positions = torch.empty_like(self._positions)
+        self._workspace = ops.workspace(max_bs, device=device) if device.type == "cuda" else None
+
+    def extend(
+        self,
+        req_pool_indices: Tensor,
+        seq_lens: Tensor,
+        *,
+        num_rows: Tensor | int | None = None,
+        out_cache_loc: Tensor,
+        positions: Tensor | None = None,
+        kv_lens: Tensor | None = None,
+        kv_indptr: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        status: Tensor | None = None,
+    ) -> None:
+        """Lay out a pass of W tokens a row behind the cached ones: verify, or the draft's extend.
+
+        Parameters
+        ----------
+        req_pool_indices : int32 or int64 [B]
+            The request of each row, -1 for none. B is at most ``max_bs``.
+        seq_lens : int32 or int64 [B]
+            Tokens of each row that have KV. Of rows that are padding, it is not read.
+        num_rows : int32 [1] tensor or int, optional
+            Rows that carry requests (``raw_bs``); those behind are padding. An int is frozen by
+            capture. Absent: all B.
+        out_cache_loc : int64 [B*W], written
+            Where the KV of each query token goes.
+        positions : int32 or int64 [B*W], written, optional
+        kv_lens : int32 or int64 [B], written, optional
+            ``seq_lens + W``, 1 for padding: what attention reads.
+        kv_indptr : int32 [B+1], written, optional
+        kv_indices : int32 [C], written, optional
+            The slots that attention reads, row after row. Too small: the rows that do not fit are
+            padding (OVERFLOW).
+        status : int32 [requests+1], updated, optional
+            Faults are OR-ed in (:class:`specmeta.Status`).
+
+        Raises
+        ------
+        RuntimeError
+            A tensor that cannot be right; nothing has been written then.
+        """
+        bs = len(req_pool_indices)
+        tokens = bs * self._width
+        ops.advance(
+            seq_lens,
+            self._lens[:bs],
+            count_index=self._count_index[:bs],
+            row_to_slot=req_pool_indices,
+            num_rows=num_rows,
+            cu_seqlens_q=self.qo_indptr[: bs + 1],
+            position_ids=self._positions[:tokens],
+            seq_lens_out=self._moved_lens[:bs],
+            position_ids_out=self._moved_positions[:tokens] if positions is None else positions,
+            slot_mapping=out_cache_loc,
+            padded_seq_lens=kv_lens,
+            kv_indptr=kv_indptr,
+            kv_indices=kv_indices,
+            status=status,
+            workspace=self._workspace,
+            **self._pool,
+            **_PADDING,
+        )
