@@ -15,7 +15,10 @@ __all__ = [
     "accept_greedy",
     "accept_sampled",
     "advance",
+    "count_sampled",
     "draft_step",
+    "locate_sampled",
+    "map_slots",
     "stage",
     "workspace",
 ]
@@ -28,7 +31,10 @@ try:
         accept_greedy,
         accept_sampled,
         advance,
+        count_sampled,
         draft_step,
+        locate_sampled,
+        map_slots,
         stage,
         workspace,
     )

@@ -19,6 +19,7 @@ _DTYPES = {
     "int32": (torch.int32,),
     "int64": (torch.int64,),
     "either": (torch.int32, torch.int64),
+    "bool": (torch.bool,),
 }
 
 

@@ -28,7 +28,16 @@ _fakes.register()
 
 # No integer has a gradient, so torch's autograd need not look at a call.
 _autograd = torch.library.Library("specmeta", "IMPL")
-for _name in ("advance", "stage", "accept_greedy", "accept_sampled", "draft_step"):
+for _name in (
+    "advance",
+    "stage",
+    "accept_greedy",
+    "accept_sampled",
+    "count_sampled",
+    "locate_sampled",
+    "map_slots",
+    "draft_step",
+):
     _autograd.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 # What an operator calls. Dynamo can't trace it and is given the operator itself.
@@ -36,6 +45,9 @@ _advance = torch.ops.specmeta.advance.default._op
 _stage = torch.ops.specmeta.stage.default._op
 _accept_greedy = torch.ops.specmeta.accept_greedy.default._op
 _accept_sampled = torch.ops.specmeta.accept_sampled.default._op
+_count_sampled = torch.ops.specmeta.count_sampled.default._op
+_locate_sampled = torch.ops.specmeta.locate_sampled.default._op
+_map_slots = torch.ops.specmeta.map_slots.default._op
 _draft_step = torch.ops.specmeta.draft_step.default._op
 
 
@@ -91,6 +103,7 @@ def advance(
     seq_lens_out: Tensor | None = None,
     position_ids_out: Tensor | None = None,
     cached_lens: Tensor | None = None,
+    use_initial_states: Tensor | None = None,
     padded_seq_lens: Tensor | None = None,
     pages_per_seq: Tensor | None = None,
     last_page_len: Tensor | None = None,
@@ -155,6 +168,8 @@ def advance(
         Takes the new positions in place of `position_ids`.
     cached_lens : int32 [B], written, optional
         The cache index of the row's first query token.
+    use_initial_states : bool [B], written, optional
+        Whether that is above 0: a recurrent layer then goes on from its cached state.
     padded_seq_lens : int32 or int64 [B], written, optional
         `max(seq_lens, pad_seq_len)`.
     pages_per_seq : int32 [B], written, optional
@@ -168,8 +183,9 @@ def advance(
         (OVERFLOW).
     block_table : int32 [B, M], written, optional
         The used pages by row, then `pad_page`. M also limits the length.
-    slot_mapping : int64 [T], written, optional
-        Where the KV of each query token is stored: `page * page_size + offset`.
+    slot_mapping : int64 [U], written, optional
+        Where the KV of each query token is stored: `page * page_size + offset`. U is T or more;
+        what is behind the T tokens is padding.
     status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
         Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
         slot.
@@ -206,8 +222,8 @@ def advance(
         num_pages,
         alloc_pages,
         alloc_indptr,
-        pad_page,
         pad_slot,
+        pad_page,
         pad_seq_len,
         max_accepted,
         seq_len_bias,
@@ -218,6 +234,7 @@ def advance(
         seq_lens_out,
         position_ids_out,
         cached_lens,
+        use_initial_states,
         padded_seq_lens,
         pages_per_seq,
         last_page_len,
@@ -256,6 +273,7 @@ def stage(
     input_ids: Tensor | None = None,
     num_draft_tokens: Tensor | None = None,
     cached_lens: Tensor | None = None,
+    use_initial_states: Tensor | None = None,
     padded_seq_lens: Tensor | None = None,
     pages_per_seq: Tensor | None = None,
     last_page_len: Tensor | None = None,
@@ -323,6 +341,8 @@ def stage(
         How many of the row's query tokens are drafts.
     cached_lens : int32 [B], written, optional
         The cache index of the row's first query token.
+    use_initial_states : bool [B], written, optional
+        Whether that is above 0: a recurrent layer then goes on from its cached state.
     padded_seq_lens : int32 or int64 [B], written, optional
         `max(seq_lens, pad_seq_len)`.
     pages_per_seq : int32 [B], written, optional
@@ -336,8 +356,9 @@ def stage(
         (OVERFLOW).
     block_table : int32 [B, M], written, optional
         The used pages by row, then `pad_page`. M also limits the length.
-    slot_mapping : int64 [T], written, optional
-        Where the KV of each query token is stored: `page * page_size + offset`.
+    slot_mapping : int64 [U], written, optional
+        Where the KV of each query token is stored: `page * page_size + offset`. U is T or more;
+        what is behind the T tokens is padding.
     status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
         Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
         slot.
@@ -373,8 +394,8 @@ def stage(
         num_pages,
         alloc_pages,
         alloc_indptr,
-        pad_page,
         pad_slot,
+        pad_page,
         pad_seq_len,
         pad_token,
         limit_lens,
@@ -388,6 +409,7 @@ def stage(
         input_ids,
         num_draft_tokens,
         cached_lens,
+        use_initial_states,
         padded_seq_lens,
         pages_per_seq,
         last_page_len,
@@ -654,6 +676,252 @@ def accept_sampled(
     )
 
 
+def count_sampled(
+    sampled_tokens: Tensor,
+    *,
+    vocab_size: int,
+    discarded: Tensor | None = None,
+    backup_tokens: Tensor | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    pad_token: int = 0,
+    num_sampled: Tensor | None = None,
+    next_tokens: Tensor | None = None,
+    status: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> None:
+    """Count the ids that a sampler left in each row, and take the last one.
+
+    With :func:`locate_sampled` the two halves of :func:`accept_sampled`, without its state, for
+    engines that ask in two places (vLLM's `prepare_next_token_ids_padded` and
+    `prepare_inputs_padded`). See the contract, section "count_sampled, locate_sampled".
+
+    Parameters
+    ----------
+    sampled_tokens : int32 or int64 [B, W]
+        What the sampler emitted: accepted drafts and the bonus token, then ids outside the
+        vocabulary.
+    vocab_size : int
+        Ids outside [0, vocab_size) end the row.
+    discarded : bool [B], optional
+        Rows whose ids do not count: chunks of a longer prompt.
+    backup_tokens : int32 or int64 [B], optional
+        The next token of a row in which no id counts.
+    row_to_slot : int32 or int64 [B], optional
+        The slot of each row, -1 for an empty row. Absent: slot = row.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    pad_token : int, default 0
+        The next token of an empty row, and of a row that has no other.
+    num_sampled : int32 or int64 [B], written, optional
+        Ids at the beginning of the row: accepted drafts and the bonus token.
+    next_tokens : int32 or int64 [B], written, optional
+        The last of these ids; always one of the vocabulary, or `pad_token`.
+    status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
+        slot.
+    workspace : int64 [X], updated, optional
+        From :func:`workspace`. Absent: on a GPU, one block does everything.
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> num_sampled, next_tokens = torch.empty(2, dtype=torch.int32), torch.empty(2).int()
+    >>> specmeta.count_sampled(
+    ...     torch.tensor([[5, 6, -1], [7, -1, -1]]), vocab_size=32000,
+    ...     discarded=torch.tensor([False, True]), backup_tokens=torch.tensor([8, 9]),
+    ...     num_sampled=num_sampled, next_tokens=next_tokens,
+    ... )
+    >>> num_sampled.tolist(), next_tokens.tolist()
+    ([2, 0], [6, 9])
+    """
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.count_sampled.default if is_dynamo_compiling() else _count_sampled
+    call(
+        sampled_tokens,
+        vocab_size,
+        row_to_slot,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        discarded,
+        backup_tokens,
+        pad_token,
+        num_sampled,
+        next_tokens,
+        status,
+        workspace,
+    )
+
+
+def locate_sampled(
+    num_sampled: Tensor,
+    cu_num_draft_tokens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    num_rejected: Tensor | None = None,
+    token_indices: Tensor | None = None,
+    status: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> None:
+    """Find the query token that was accepted last, from the counts of :func:`count_sampled`.
+
+    See the contract, section "count_sampled, locate_sampled".
+
+    Parameters
+    ----------
+    num_sampled : int32 or int64 [B]
+        Accepted drafts and the bonus token; 0 for a row in which no id counts.
+    cu_num_draft_tokens : int32 [B]
+        Running sum of the rows' drafts, the row's own included: vLLM's, without a leading 0.
+    cu_seqlens_q : int32 [B+1]
+        Row b has the query tokens t in [cu[b], cu[b+1]); its last ones are the drafts.
+    row_to_slot : int32 or int64 [B], optional
+        The slot of each row, -1 for an empty row. Absent: slot = row.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    num_rejected : int32 [B], written, optional
+        Drafts that do not stand.
+    token_indices : int32 [B], written, optional
+        The query token that was accepted last. Never negative.
+    status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
+        slot.
+    workspace : int64 [X], updated, optional
+        From :func:`workspace`. Absent: on a GPU, one block does everything.
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> i32 = lambda *x: torch.tensor(x, dtype=torch.int32)
+    >>> token_indices, num_rejected = i32(0, 0), i32(0, 0)
+    >>> specmeta.locate_sampled(
+    ...     i32(2, 0), i32(3, 3), i32(0, 4, 9),
+    ...     token_indices=token_indices, num_rejected=num_rejected,
+    ... )
+    >>> token_indices.tolist(), num_rejected.tolist()
+    ([1, 8], [2, 0])
+    """
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.locate_sampled.default if is_dynamo_compiling() else _locate_sampled
+    call(
+        num_sampled,
+        cu_num_draft_tokens,
+        cu_seqlens_q,
+        row_to_slot,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        num_rejected,
+        token_indices,
+        status,
+        workspace,
+    )
+
+
+def map_slots(
+    position_ids: Tensor,
+    slot_mapping: Tensor,
+    *,
+    page_size: int,
+    max_seq_len: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    page_table: Tensor | None = None,
+    num_pages: Tensor | None = None,
+    alloc_pages: Tensor | None = None,
+    alloc_indptr: Tensor | None = None,
+    pad_slot: int = -1,
+    status: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> None:
+    """Say where the KV of each token goes, from its position.
+
+    For engines that lay out positions themselves: a token stands at the cache index that its
+    position says. See the contract, section "map_slots".
+
+    Parameters
+    ----------
+    position_ids : int32 or int64 [T]
+        Positions of the query tokens.
+    slot_mapping : int64 [U], written
+        `page * page_size + offset` for each query token, and `pad_slot` for all others. U is T or
+        more.
+    page_size : int
+        Tokens a page.
+    max_seq_len : int, optional
+        Positions stay below it. Absent: 2**31 - 1.
+    cu_seqlens_q : int32 [B+1], optional
+        Row b has the query tokens t in [cu[b], cu[b+1]). Absent: one token a row.
+    row_to_slot : int32 or int64 [B], optional
+        The slot of each row, -1 for an empty row. Absent: slot = row.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    page_table : int32 [S, P], optional
+        The pages reserved for each slot, in order.
+    num_pages : int32 [S], optional
+        How many of them there are. Absent: those before the first negative id.
+    alloc_pages : int32 [A], optional
+        The reserved pages as a ragged list, in place of `page_table`.
+    alloc_indptr : int32 [S+1], optional
+        Where each slot's part of `alloc_pages` begins.
+    pad_slot : int, default -1
+        What `slot_mapping` holds for tokens that are not written.
+    status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
+        slot.
+    workspace : int64 [X], updated, optional
+        From :func:`workspace`. Absent: on a GPU, one block does everything.
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> slot_mapping = torch.empty(4, dtype=torch.int64)
+    >>> specmeta.map_slots(
+    ...     torch.tensor([3, 4]), slot_mapping, page_size=4,
+    ...     cu_seqlens_q=torch.tensor([0, 2], dtype=torch.int32),
+    ...     page_table=torch.tensor([[5, 9]], dtype=torch.int32),
+    ... )
+    >>> slot_mapping.tolist()
+    [23, 36, -1, -1]
+    """
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.map_slots.default if is_dynamo_compiling() else _map_slots
+    call(
+        position_ids,
+        slot_mapping,
+        page_size,
+        row_to_slot,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        max_seq_len,
+        page_table,
+        num_pages,
+        alloc_pages,
+        alloc_indptr,
+        pad_slot,
+        cu_seqlens_q,
+        status,
+        workspace,
+    )
+
+
 def draft_step(
     seq_lens: Tensor,
     *,
@@ -684,6 +952,7 @@ def draft_step(
     position_ids_out: Tensor | None = None,
     input_ids: Tensor | None = None,
     cached_lens: Tensor | None = None,
+    use_initial_states: Tensor | None = None,
     padded_seq_lens: Tensor | None = None,
     pages_per_seq: Tensor | None = None,
     last_page_len: Tensor | None = None,
@@ -759,6 +1028,8 @@ def draft_step(
         The next pass's inputs: the drafts.
     cached_lens : int32 [B], written, optional
         The cache index of the row's first query token.
+    use_initial_states : bool [B], written, optional
+        Whether that is above 0: a recurrent layer then goes on from its cached state.
     padded_seq_lens : int32 or int64 [B], written, optional
         `max(seq_lens, pad_seq_len)`.
     pages_per_seq : int32 [B], written, optional
@@ -772,8 +1043,9 @@ def draft_step(
         (OVERFLOW).
     block_table : int32 [B, M], written, optional
         The used pages by row, then `pad_page`. M also limits the length.
-    slot_mapping : int64 [T], written, optional
-        Where the KV of each query token is stored: `page * page_size + offset`.
+    slot_mapping : int64 [U], written, optional
+        Where the KV of each query token is stored: `page * page_size + offset`. U is T or more;
+        what is behind the T tokens is padding.
     status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
         Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
         slot.
@@ -808,8 +1080,8 @@ def draft_step(
         num_pages,
         alloc_pages,
         alloc_indptr,
-        pad_page,
         pad_slot,
+        pad_page,
         pad_seq_len,
         pad_token,
         num_rejected,
@@ -827,6 +1099,7 @@ def draft_step(
         position_ids_out,
         input_ids,
         cached_lens,
+        use_initial_states,
         padded_seq_lens,
         pages_per_seq,
         last_page_len,

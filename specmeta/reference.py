@@ -25,7 +25,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-__all__ = ["accept_greedy", "accept_sampled", "advance", "draft_step", "stage"]
+__all__ = [
+    "accept_greedy",
+    "accept_sampled",
+    "advance",
+    "count_sampled",
+    "draft_step",
+    "locate_sampled",
+    "map_slots",
+    "stage",
+]
 
 OVERFLOW = 1  # past the capacity, the token buffer, kv_indices or the ledger
 UNDERFLOW = 2  # a length below the row's own query tokens
@@ -230,6 +239,7 @@ def _write_layout(
     pad_slot: int,
     pad_seq_len: int,
     cached_lens: Tensor | None,
+    use_initial_states: Tensor | None,
     padded_seq_lens: Tensor | None,
     pages_per_seq: Tensor | None,
     last_page_len: Tensor | None,
@@ -283,13 +293,13 @@ def _write_layout(
         [(length - 1) % page_size + 1 if length > 0 else pad_seq_len for length in lengths],
     )
     _write(padded_seq_lens, [max(length, pad_seq_len) for length in lengths])
-    _write(
-        cached_lens,
-        [
-            length - len(span or EMPTY_SPAN) if length > 0 else 0
-            for length, span in zip(lengths, spans, strict=True)
-        ],
-    )
+    cached = [
+        length - len(span or EMPTY_SPAN) if length > 0 else 0
+        for length, span in zip(lengths, spans, strict=True)
+    ]
+    _write(cached_lens, cached)
+    if use_initial_states is not None:
+        use_initial_states.copy_(torch.tensor(cached) > 0)
 
     if kv_indices is not None:
         ids = [page for b in range(rows.count) for page in page_ids(b)]
@@ -341,6 +351,7 @@ def advance(
     seq_lens_out: Tensor | None = None,
     position_ids_out: Tensor | None = None,
     cached_lens: Tensor | None = None,
+    use_initial_states: Tensor | None = None,
     padded_seq_lens: Tensor | None = None,
     pages_per_seq: Tensor | None = None,
     last_page_len: Tensor | None = None,
@@ -365,7 +376,7 @@ def advance(
     >>> seq_lens.tolist(), kv_indices.tolist()
     ([33], [5, 6, 0])
     """
-    num_tokens = _first_size(position_ids, position_ids_out, slot_mapping)
+    num_tokens = _first_size(position_ids, position_ids_out, slot_mapping)  # the last may be longer
     num_slots = _num_slots(
         len(seq_lens),
         row_to_slot,
@@ -424,6 +435,7 @@ def advance(
         pad_slot=pad_slot,
         pad_seq_len=pad_seq_len,
         cached_lens=cached_lens,
+        use_initial_states=use_initial_states,
         padded_seq_lens=padded_seq_lens,
         pages_per_seq=pages_per_seq,
         last_page_len=last_page_len,
@@ -468,6 +480,7 @@ def stage(
     cu_seqlens_q: Tensor | None = None,
     seq_lens: Tensor | None = None,
     cached_lens: Tensor | None = None,
+    use_initial_states: Tensor | None = None,
     padded_seq_lens: Tensor | None = None,
     position_ids: Tensor | None = None,
     input_ids: Tensor | None = None,
@@ -508,7 +521,7 @@ def stage(
     by_row_and_one = _first_size(cu_seqlens_q, kv_indptr)
     if by_row is None:
         by_row = len(committed_lens) if by_row_and_one is None else by_row_and_one - 1
-    num_tokens = _first_size(position_ids, slot_mapping, input_ids)
+    num_tokens = _first_size(position_ids, input_ids, slot_mapping)  # the last may be longer
     rows = _Rows(by_row, num_rows, row_to_slot, len(committed_lens), status)
     pages = _Pages(
         rows, page_size, max_seq_len, page_table, num_pages, alloc_pages, alloc_indptr, block_table
@@ -568,6 +581,7 @@ def stage(
         pad_slot=pad_slot,
         pad_seq_len=pad_seq_len,
         cached_lens=cached_lens,
+        use_initial_states=use_initial_states,
         padded_seq_lens=padded_seq_lens,
         pages_per_seq=pages_per_seq,
         last_page_len=last_page_len,
@@ -732,6 +746,11 @@ def _accept(
     rows.write_status()
 
 
+def _leading_ids(ids: list[int], vocab_size: int) -> int:
+    outside = (i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
+    return next(outside, len(ids))
+
+
 def accept_greedy(
     target_tokens: Tensor,
     input_ids: Tensor,
@@ -868,8 +887,7 @@ def accept_sampled(
 
     def emit(b: int, base: int, nd: int) -> list[int]:
         ids = sampled[b][: nd + 1]
-        outside = (i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
-        return ids[: next(outside, len(ids))]
+        return ids[: _leading_ids(ids, vocab_size)]
 
     _accept(
         emit,
@@ -894,6 +912,172 @@ def accept_sampled(
         draft_input_ids=draft_input_ids,
         last_position_ids=last_position_ids,
     )
+
+
+def count_sampled(
+    sampled_tokens: Tensor,
+    *,
+    vocab_size: int,
+    discarded: Tensor | None = None,
+    backup_tokens: Tensor | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    pad_token: int = 0,
+    num_sampled: Tensor | None = None,
+    next_tokens: Tensor | None = None,
+    status: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> None:
+    """Count the ids that a sampler left: the meaning of `specmeta.count_sampled`.
+
+    Shapes, dtypes and what is mutated are those of `specmeta.count_sampled`; see the contract,
+    section "count_sampled, locate_sampled".
+
+    Examples
+    --------
+    >>> num_sampled = torch.zeros(2, dtype=torch.int32)
+    >>> count_sampled(torch.tensor([[5, 6, -1], [-1, 7, 7]]), vocab_size=100,
+    ...               num_sampled=num_sampled)
+    >>> num_sampled.tolist()
+    [2, 0]
+    """
+    by_row = len(sampled_tokens)
+    num_slots = _num_slots(by_row, row_to_slot, status)
+    rows = _Rows(by_row, num_rows, row_to_slot, num_slots, status)
+    backups = _read_optional(backup_tokens)
+
+    counts, nexts = [0] * rows.count, [pad_token] * rows.count
+    for b, ids in enumerate(_read_table(sampled_tokens)):
+        if rows.slot[b] is None:
+            continue
+        ignored = discarded is not None and bool(discarded[b])
+        if not ignored:
+            counts[b] = _leading_ids(ids, vocab_size)
+        if counts[b] > 0:
+            nexts[b] = ids[counts[b] - 1]
+        elif backups is not None and 0 <= backups[b] < vocab_size:
+            nexts[b] = backups[b]
+        elif not ignored:
+            rows.flag(b, BAD_COUNT)
+    _write(num_sampled, counts)
+    _write(next_tokens, nexts)
+    rows.write_status()
+
+
+def locate_sampled(
+    num_sampled: Tensor,
+    cu_num_draft_tokens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    num_rejected: Tensor | None = None,
+    token_indices: Tensor | None = None,
+    status: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> None:
+    """Find the query token that was accepted last: the meaning of `specmeta.locate_sampled`.
+
+    Shapes, dtypes and what is mutated are those of `specmeta.locate_sampled`; see the contract,
+    section "count_sampled, locate_sampled".
+
+    Examples
+    --------
+    >>> token_indices = torch.zeros(1, dtype=torch.int32)
+    >>> locate_sampled(torch.tensor([2]), torch.tensor([3]), torch.tensor([0, 4]),
+    ...                token_indices=token_indices)
+    >>> token_indices.tolist()
+    [1]
+    """
+    by_row = len(num_sampled)
+    num_slots = _num_slots(by_row, row_to_slot, status)
+    rows = _Rows(by_row, num_rows, row_to_slot, num_slots, status)
+    spans = _query_tokens(rows, cu_seqlens_q, None)
+    cu = _read(cu_seqlens_q)
+    drafted = _read(cu_num_draft_tokens)
+    counts = _read(num_sampled, COUNT_LIMIT)
+
+    rejected = [0] * rows.count
+    indices = [_clamp(cu[b], 0, INT32_MAX - 1) for b in range(rows.count)]
+    for b, span in enumerate(spans):
+        if not span:  # no slot, a bad pair, or no tokens
+            continue
+        told = drafted[b] - (drafted[b - 1] if b > 0 else 0)
+        nd = _clamp(told, 0, len(span) - 1)
+        if nd != told or not 0 <= counts[b] <= nd + 1:
+            rows.flag(b, BAD_COUNT)
+        rejected[b] = nd - _clamp(counts[b] - 1, 0, nd)
+        indices[b] = span.stop - 1 - rejected[b]
+    _write(num_rejected, rejected)
+    _write(token_indices, indices)
+    rows.write_status()
+
+
+def map_slots(
+    position_ids: Tensor,
+    slot_mapping: Tensor,
+    *,
+    page_size: int,
+    max_seq_len: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    page_table: Tensor | None = None,
+    num_pages: Tensor | None = None,
+    alloc_pages: Tensor | None = None,
+    alloc_indptr: Tensor | None = None,
+    pad_slot: int = -1,
+    status: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> None:
+    """Say where the KV of each token goes: the meaning of `specmeta.map_slots`.
+
+    Shapes, dtypes and what is mutated are those of `specmeta.map_slots`; see the contract, section
+    "map_slots".
+
+    Examples
+    --------
+    >>> slot_mapping = torch.zeros(3, dtype=torch.int64)
+    >>> map_slots(torch.tensor([3, 4]), slot_mapping, page_size=4,
+    ...           cu_seqlens_q=torch.tensor([0, 2]), page_table=torch.tensor([[5, 9]]))
+    >>> slot_mapping.tolist()
+    [23, 36, -1]
+    """
+    by_row = _first_size(row_to_slot)
+    if by_row is None and cu_seqlens_q is not None:
+        by_row = len(cu_seqlens_q) - 1
+    by_slot = _first_size(page_table, num_pages)
+    if by_slot is None and alloc_indptr is not None:
+        by_slot = len(alloc_indptr) - 1
+    if by_row is None:  # slot = row
+        by_row = by_slot or 0
+    rows = _Rows(
+        by_row, num_rows, row_to_slot, _num_slots(by_row, row_to_slot, status, by_slot), status
+    )
+    spans = _query_tokens(rows, cu_seqlens_q, len(position_ids))
+    pages = _Pages(
+        rows, page_size, max_seq_len, page_table, num_pages, alloc_pages, alloc_indptr, None
+    )
+    positions = _read(position_ids)
+
+    slots = [pad_slot] * len(slot_mapping)
+    for b, span in enumerate(spans):
+        if not span:
+            continue
+        allocated = pages.allocated(b)
+        for t in span:
+            if positions[t] < 0:
+                rows.flag(b, BAD_COUNT)
+            elif positions[t] >= pages.capacity(allocated):
+                rows.flag(b, OVERFLOW)
+            elif allocated is not None:
+                page = allocated[positions[t] // page_size]
+                if page < 0:
+                    rows.flag(b, BAD_PAGE)
+                else:
+                    slots[t] = page * page_size + positions[t] % page_size
+    _write(slot_mapping, slots)
+    rows.write_status()
 
 
 def draft_step(
@@ -926,6 +1110,7 @@ def draft_step(
     position_ids_out: Tensor | None = None,
     input_ids: Tensor | None = None,
     cached_lens: Tensor | None = None,
+    use_initial_states: Tensor | None = None,
     padded_seq_lens: Tensor | None = None,
     pages_per_seq: Tensor | None = None,
     last_page_len: Tensor | None = None,
@@ -1023,6 +1208,7 @@ def draft_step(
             pad_slot=pad_slot,
             pad_seq_len=pad_seq_len,
             cached_lens=cached_lens,
+            use_initial_states=use_initial_states,
             padded_seq_lens=padded_seq_lens,
             pages_per_seq=pages_per_seq,
             last_page_len=last_page_len,

@@ -2,8 +2,11 @@
 
 #include "specmeta/accept.h"
 #include "specmeta/advance.h"
+#include "specmeta/count_sampled.h"
 #include "specmeta/cta.h"
 #include "specmeta/draft_step.h"
+#include "specmeta/locate_sampled.h"
+#include "specmeta/map_slots.h"
 #include "specmeta/stage.h"
 
 namespace specmeta::cpu {
@@ -21,6 +24,21 @@ void run(const StageParams& params) {
 void run(const AcceptParams& params) {
   SerialCta<AcceptRow> cta;
   accept(cta, params);
+}
+
+void run(const CountSampledParams& params) {
+  SerialCta<AcceptRow> cta;
+  count_sampled(cta, params);
+}
+
+void run(const LocateSampledParams& params) {
+  SerialCta<AcceptRow> cta;
+  locate_sampled(cta, params);
+}
+
+void run(const MapSlotsParams& params) {
+  SerialCta<SlotsRow> cta;
+  map_slots(cta, params);
 }
 
 void run(const DraftStepParams& params) {

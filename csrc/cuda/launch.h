@@ -11,6 +11,9 @@ namespace specmeta::cuda {
 cudaError_t launch(const AdvanceParams& params, cudaStream_t stream);
 cudaError_t launch(const StageParams& params, cudaStream_t stream);
 cudaError_t launch(const AcceptParams& params, cudaStream_t stream);
+cudaError_t launch(const CountSampledParams& params, cudaStream_t stream);
+cudaError_t launch(const LocateSampledParams& params, cudaStream_t stream);
+cudaError_t launch(const MapSlotsParams& params, cudaStream_t stream);
 cudaError_t launch(const DraftStepParams& params, cudaStream_t stream);
 
 }  // namespace specmeta::cuda

@@ -109,9 +109,11 @@ void Arguments::check_tensor(Value& value) {
 
   const auto type = to<ScalarType>(from(get(aoti_torch_get_dtype, tensor)));
   value.wide = type == ScalarType::Long;
-  static constexpr const char* kExpected[] = {"dtype int32", "dtype int64", "dtype int32 or int64"};
+  value.item = value.wide ? 8 : type == ScalarType::Bool ? 1 : 4;
+  static constexpr const char* kExpected[] = {"dtype int32", "dtype int64", "dtype int32 or int64", "dtype bool"};
   const bool right = spec.dtype == DType::kInt32   ? type == ScalarType::Int
                      : spec.dtype == DType::kInt64 ? value.wide
+                     : spec.dtype == DType::kBool  ? type == ScalarType::Bool
                                                    : value.wide || type == ScalarType::Int;
   if (!right) fail(name, kExpected[static_cast<int>(spec.dtype)], dtype_name(type));
 
@@ -169,9 +171,9 @@ void Arguments::check_shape(Value& value) {
            "strides " + brackets(strides, rank));
     }
     value.data = static_cast<char*>(get(aoti_torch_get_data_ptr, tensor));
-    value.bytes = ((rank == 2 ? (shape[0] - 1) * strides[0] : 0) + last) * (value.wide ? 8 : 4);
+    value.bytes = ((rank == 2 ? (shape[0] - 1) * strides[0] : 0) + last) * value.item;
     const int64_t storage = get(aoti_torch_get_storage_size, tensor);
-    const int64_t end = get(aoti_torch_get_storage_offset, tensor) * (value.wide ? 8 : 4) + value.bytes;
+    const int64_t end = get(aoti_torch_get_storage_offset, tensor) * value.item + value.bytes;
     if (!value.data || end > storage) {  // somebody resized its storage
       fail(name, "a storage of at least " + std::to_string(end) + " bytes", std::to_string(storage));
     }
@@ -224,6 +226,9 @@ int32_t* Arguments::int32(Arg name) {
 }
 int64_t* Arguments::int64(Arg name) {
   return reinterpret_cast<int64_t*>(find(name).data);
+}
+uint8_t* Arguments::boolean_tensor(Arg name) {
+  return reinterpret_cast<uint8_t*>(find(name).data);
 }
 Table Arguments::table(Arg name) {
   const Value& value = find(name);

@@ -24,6 +24,7 @@ class Arguments {
   Ints ints(Arg name);
   int32_t* int32(Arg name);
   int64_t* int64(Arg name);
+  uint8_t* boolean_tensor(Arg name);
   Table table(Arg name);
   IntsTable ints_table(Arg name);
   int64_t integer(Arg name, int64_t otherwise);
@@ -56,6 +57,7 @@ class Arguments {
     int64_t integer = 0;
     bool given = false;
     bool wide = false;
+    int64_t item = 0;  // bytes of an element
     int64_t shape[2] = {1, 1};
     int64_t stride = 0;  // of the first of two dimensions
     char* data = nullptr;

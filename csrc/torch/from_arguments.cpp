@@ -12,7 +12,9 @@ Rows rows_params(Arguments& args) {
   rows.num_rows_int = args.integer(Arg::num_rows_int, kInt32Max);
   rows.status = args.int32(Arg::status);
   if (rows.num_rows && args.has(Arg::num_rows_int)) args.fail(Arg::num_rows, "a tensor or an integer", "both");
-  if (args.size('T') >= 0) rows.tokens = args.size('T');
+  for (const char symbol : {'U', 'T'}) {  // slot_mapping may be longer
+    if (args.size(symbol) >= 0) rows.tokens = args.size(symbol);
+  }
 
   // B and S: from what is by row and by slot, else from each other, else from status.
   const bool by_slot = args.has(Arg::row_to_slot);
@@ -60,7 +62,7 @@ Rows rows_params(Arguments& args) {
 // Without cu_seqlens_q row b owns token b.
 void check_one_token_a_row(Arguments& args, const Rows& rows) {
   if (!rows.cu_seqlens_q && rows.tokens < rows.batch) {
-    args.fail(args.origin('T'),
+    args.fail(args.origin(args.size('T') >= 0 ? 'T' : 'U'),
               "at least B = " + std::to_string(rows.batch) + " entries, one a row without cu_seqlens_q",
               std::to_string(rows.tokens));
   }
@@ -81,12 +83,24 @@ Pages pages_params(Arguments& args) {
   return pages;
 }
 
+// The length of slot_mapping.
+int32_t count_slots(Arguments& args, const Rows& rows) {
+  if (!args.has(Arg::slot_mapping)) return 0;
+  if (args.size('U') < rows.tokens) {
+    args.fail(Arg::slot_mapping,
+              "at least T = " + std::to_string(rows.tokens) + " entries, as " + arg_name(args.origin('T')) + " has",
+              std::to_string(args.size('U')));
+  }
+  return args.size('U');
+}
+
 Layout layout_params(Arguments& args, const Rows& rows) {
   Layout layout;
   layout.pad_page = static_cast<int32_t>(args.integer(Arg::pad_page, 0));
   layout.pad_slot = args.integer(Arg::pad_slot, -1);
   layout.pad_seq_len = static_cast<int32_t>(args.integer(Arg::pad_seq_len, 0));
   layout.cached_lens = args.int32(Arg::cached_lens);
+  layout.use_initial_states = args.boolean_tensor(Arg::use_initial_states);
   layout.padded_seq_lens = args.ints(Arg::padded_seq_lens);
   layout.pages_per_seq = args.int32(Arg::pages_per_seq);
   layout.last_page_len = args.int32(Arg::last_page_len);
@@ -96,6 +110,7 @@ Layout layout_params(Arguments& args, const Rows& rows) {
   layout.block_table = args.table(Arg::block_table);
   layout.table_parts = Divider(max64((layout.block_table.width + kTablePart - 1) / kTablePart, 1));
   layout.slot_mapping = args.int64(Arg::slot_mapping);
+  layout.num_slots = count_slots(args, rows);
   for (const Arg name : {Arg::kv_indices, Arg::block_table, Arg::slot_mapping})
     args.needs(name, {Arg::page_table, Arg::alloc_pages});
   if (layout.kv_indices && layout.pad_seq_len == 1 && layout.kv_capacity < rows.batch) {
@@ -203,6 +218,44 @@ AcceptParams accept_sampled_params(Arguments& args) {
   AcceptParams p = accept_params(args);
   p.sampled_tokens = sampled_tokens;
   p.vocab_size = vocab_size;
+  return p;
+}
+
+CountSampledParams count_sampled_params(Arguments& args) {
+  CountSampledParams p;
+  p.rows = rows_params(args);
+  p.sampled_tokens = args.ints_table(Arg::sampled_tokens);
+  p.vocab_size = args.integer(Arg::vocab_size, 1);
+  p.discarded = args.boolean_tensor(Arg::discarded);
+  p.backup_tokens = args.ints(Arg::backup_tokens);
+  p.pad_token = args.integer(Arg::pad_token, 0);
+  p.num_sampled = args.ints(Arg::num_sampled);
+  p.next_tokens = args.ints(Arg::next_tokens);
+  return p;
+}
+
+LocateSampledParams locate_sampled_params(Arguments& args) {
+  LocateSampledParams p;
+  p.rows = rows_params(args);
+  p.rows.cu_seqlens_q = args.int32(Arg::cu_seqlens_q);
+  p.num_sampled = args.ints(Arg::num_sampled);
+  p.cu_num_draft_tokens = args.int32(Arg::cu_num_draft_tokens);
+  p.num_rejected = args.int32(Arg::num_rejected);
+  p.token_indices = args.int32(Arg::token_indices);
+  return p;
+}
+
+MapSlotsParams map_slots_params(Arguments& args) {
+  MapSlotsParams p;
+  p.rows = rows_params(args);
+  p.rows.cu_seqlens_q = args.int32(Arg::cu_seqlens_q);
+  p.pages = pages_params(args);
+  p.position_ids = args.ints(Arg::position_ids);
+  p.slot_mapping = args.int64(Arg::slot_mapping);
+  p.num_slots = count_slots(args, p.rows);
+  p.pad_slot = args.integer(Arg::pad_slot, -1);
+  check_one_token_a_row(args, p.rows);
+  args.needs(Arg::slot_mapping, {Arg::page_table, Arg::alloc_pages});
   return p;
 }
 

@@ -10,6 +10,9 @@ AdvanceParams advance_params(Arguments& args);
 StageParams stage_params(Arguments& args);
 AcceptParams accept_greedy_params(Arguments& args);
 AcceptParams accept_sampled_params(Arguments& args);
+CountSampledParams count_sampled_params(Arguments& args);
+LocateSampledParams locate_sampled_params(Arguments& args);
+MapSlotsParams map_slots_params(Arguments& args);
 DraftStepParams draft_step_params(Arguments& args);
 
 }  // namespace specmeta

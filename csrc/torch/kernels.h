@@ -1,4 +1,4 @@
-// Registers the five operators for one device.
+// Registers the operators for one device.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -26,7 +26,10 @@ void register_kernels(torch::stable::detail::StableLibrary& library) {
   add<Device, stage_params, 1>(library);
   add<Device, accept_greedy_params, 2>(library);
   add<Device, accept_sampled_params, 3>(library);
-  add<Device, draft_step_params, 4>(library);
+  add<Device, count_sampled_params, 4>(library);
+  add<Device, locate_sampled_params, 5>(library);
+  add<Device, map_slots_params, 6>(library);
+  add<Device, draft_step_params, 7>(library);
 }
 
 }  // namespace specmeta

@@ -11,12 +11,13 @@ namespace {
 // from_arguments.cpp, and an argument of ops.py, in the same place, and reference.py; tests/test_errors.py holds these
 // together.
 //
-// Shape symbols: B rows, S slots, Z status, T tokens, P pages a slot, A ragged pages, C kv_capacity, M block_table's
-// width, L the ledger's width, W accepted_tokens' width (K + 1), N counts, X the workspace. Z is S + 1 with row_to_slot
-// and B without.
+// Shape symbols: B rows, S slots, Z status, T tokens, U slots of tokens (T or more), P pages a slot, A ragged pages, C
+// kv_capacity, M block_table's width, L the ledger's width, W accepted_tokens' width (K + 1), N counts, X the
+// workspace. Z is S + 1 with row_to_slot and B without.
 constexpr DType kInt32 = DType::kInt32;
 constexpr DType kInt64 = DType::kInt64;
 constexpr DType kEither = DType::kEither;
+constexpr DType kBool = DType::kBool;
 
 ArgSpec tensor(Arg name, DType dtype, const char* shape, bool required, bool written) {
   ArgSpec spec;
@@ -90,19 +91,25 @@ Args page_args() {
       opt(Arg::num_pages, kInt32, "S"),
       opt(Arg::alloc_pages, kInt32, "A"),
       opt(Arg::alloc_indptr, kInt32, "S+1"),
-      integer(Arg::pad_page, "0", -kInt32Max - 1, kInt32Max),
       integer(Arg::pad_slot, "-1", INT64_MIN, INT64_MAX),
+  };
+}
+
+Args padding_args() {
+  return {
+      integer(Arg::pad_page, "0", -kInt32Max - 1, kInt32Max),
       integer(Arg::pad_seq_len, "0", 0, 1),
   };
 }
 
 Args layout_outputs() {
   return {
-      out(Arg::cached_lens, kInt32, "B"),   out(Arg::padded_seq_lens, kEither, "B"),
-      out(Arg::pages_per_seq, kInt32, "B"), out(Arg::last_page_len, kInt32, "B"),
-      out(Arg::kv_indptr, kInt32, "B+1"),   out(Arg::kv_indices, kInt32, "C"),
-      out(Arg::block_table, kInt32, "B,M"), out(Arg::slot_mapping, kInt64, "T"),
-      out(Arg::status, kInt32, "Z"),        out(Arg::workspace, kInt64, "X"),
+      out(Arg::cached_lens, kInt32, "B"),      out(Arg::use_initial_states, kBool, "B"),
+      out(Arg::padded_seq_lens, kEither, "B"), out(Arg::pages_per_seq, kInt32, "B"),
+      out(Arg::last_page_len, kInt32, "B"),    out(Arg::kv_indptr, kInt32, "B+1"),
+      out(Arg::kv_indices, kInt32, "C"),       out(Arg::block_table, kInt32, "B,M"),
+      out(Arg::slot_mapping, kInt64, "U"),     out(Arg::status, kInt32, "Z"),
+      out(Arg::workspace, kInt64, "X"),
   };
 }
 
@@ -145,6 +152,7 @@ std::vector<OpSpec> make_ops() {
                   {in(Arg::num_accepted, kEither, "N"), inout(Arg::seq_lens, kEither, "B"), page_size()},
                   row_args(),
                   page_args(),
+                  padding_args(),
                   {
                       integer(Arg::max_accepted, "None", 0, INT64_MAX),
                       integer(Arg::seq_len_bias, "0", -kCountLimit, kCountLimit),
@@ -162,6 +170,7 @@ std::vector<OpSpec> make_ops() {
                   {in(Arg::committed_lens, kInt32, "S"), page_size()},
                   row_args(),
                   page_args(),
+                  padding_args(),
                   {
                       pad_token(),
                       opt(Arg::limit_lens, kInt32, "S"),
@@ -190,11 +199,49 @@ std::vector<OpSpec> make_ops() {
                   {opt(Arg::input_ids, kEither, "T")},
                   accept_args(),
               }),
+      make_op("count_sampled",
+              {
+                  {in(Arg::sampled_tokens, kEither, "B,W"), integer(Arg::vocab_size, nullptr, 1, INT64_MAX)},
+                  row_args(),
+                  {
+                      opt(Arg::discarded, kBool, "B"),
+                      opt(Arg::backup_tokens, kEither, "B"),
+                      pad_token(),
+                      out(Arg::num_sampled, kEither, "B"),
+                      out(Arg::next_tokens, kEither, "B"),
+                      out(Arg::status, kInt32, "Z"),
+                      out(Arg::workspace, kInt64, "X"),
+                  },
+              }),
+      make_op("locate_sampled",
+              {
+                  {in(Arg::num_sampled, kEither, "B"), in(Arg::cu_num_draft_tokens, kInt32, "B"),
+                   in(Arg::cu_seqlens_q, kInt32, "B+1")},
+                  row_args(),
+                  {
+                      out(Arg::num_rejected, kInt32, "B"),
+                      out(Arg::token_indices, kInt32, "B"),
+                      out(Arg::status, kInt32, "Z"),
+                      out(Arg::workspace, kInt64, "X"),
+                  },
+              }),
+      make_op("map_slots",
+              {
+                  {in(Arg::position_ids, kEither, "T"), inout(Arg::slot_mapping, kInt64, "U"), page_size()},
+                  row_args(),
+                  page_args(),
+                  {
+                      opt(Arg::cu_seqlens_q, kInt32, "B+1"),
+                      out(Arg::status, kInt32, "Z"),
+                      out(Arg::workspace, kInt64, "X"),
+                  },
+              }),
       make_op("draft_step",
               {
                   {inout(Arg::seq_lens, kEither, "B"), page_size()},
                   row_args(),
                   page_args(),
+                  padding_args(),
                   {
                       pad_token(),
                       opt(Arg::num_rejected, kInt32, "B"),
@@ -263,7 +310,7 @@ STABLE_TORCH_LIBRARY(specmeta, m) {
 extern "C" __attribute__((visibility("default"))) const char* specmeta_schema() {
   static const std::string text = [] {
     static constexpr const char* kKinds[] = {"tensor", "int", "bool"};
-    static constexpr const char* kDTypes[] = {"int32", "int64", "either"};
+    static constexpr const char* kDTypes[] = {"int32", "int64", "either", "bool"};
     std::string lines;
     for (const specmeta::OpSpec& op : specmeta::op_specs()) {
       for (const specmeta::ArgSpec& arg : op.args) {

@@ -10,15 +10,15 @@
 // The names of all operators' arguments: code that asks for another one does not compile.
 // clang-format off
 #define SPECMETA_ARGUMENTS(X) \
-  X(accepted_tokens) X(alloc_indptr) X(alloc_pages) X(block_table) X(cached_lens) X(committed_lens) \
-  X(count_index) X(cu_seqlens_q) X(draft_index) X(draft_input_ids) X(draft_tokens) X(input_ids) X(known_lens) \
-  X(kv_indices) X(kv_indptr) X(last) X(last_page_len) X(last_position_ids) X(limit_lens) X(max_accepted) \
-  X(max_rejected) X(max_seq_len) X(next_tokens) X(num_accepted) X(num_draft_tokens) X(num_drafts) X(num_pages) \
-  X(num_rejected) X(num_rows) X(num_rows_int) X(pad_page) X(pad_seq_len) X(pad_slot) X(pad_token) \
-  X(padded_seq_lens) X(page_size) X(page_table) X(pages_per_seq) X(position_bias) X(position_ids) \
-  X(position_ids_out) X(query_lens) X(row_to_slot) X(sampled_tokens) X(seq_len_bias) X(seq_lens) X(seq_lens_out) \
-  X(shift) X(slot_mapping) X(status) X(target_tokens) X(token_indices) X(tokens) X(vocab_size) X(workspace) \
-  X(written_lens)
+  X(accepted_tokens) X(alloc_indptr) X(alloc_pages) X(backup_tokens) X(block_table) X(cached_lens) X(committed_lens) \
+  X(count_index) X(cu_num_draft_tokens) X(cu_seqlens_q) X(discarded) X(draft_index) X(draft_input_ids) \
+  X(draft_tokens) X(input_ids) X(known_lens) X(kv_indices) X(kv_indptr) X(last) X(last_page_len) X(last_position_ids) \
+  X(limit_lens) X(max_accepted) X(max_rejected) X(max_seq_len) X(next_tokens) X(num_accepted) X(num_draft_tokens) \
+  X(num_drafts) X(num_pages) X(num_rejected) X(num_rows) X(num_rows_int) X(num_sampled) X(pad_page) X(pad_seq_len) \
+  X(pad_slot) X(pad_token) X(padded_seq_lens) X(page_size) X(page_table) X(pages_per_seq) X(position_bias) \
+  X(position_ids) X(position_ids_out) X(query_lens) X(row_to_slot) X(sampled_tokens) X(seq_len_bias) X(seq_lens) \
+  X(seq_lens_out) X(shift) X(slot_mapping) X(status) X(target_tokens) X(token_indices) X(tokens) \
+  X(use_initial_states) X(vocab_size) X(workspace) X(written_lens)
 // clang-format on
 
 namespace specmeta {
@@ -30,7 +30,7 @@ enum class Arg : uint8_t { SPECMETA_ARGUMENTS(SPECMETA_NAME) kCount };
 const char* arg_name(Arg arg);
 
 enum class ArgKind { kTensor, kInt, kBool };
-enum class DType { kInt32, kInt64, kEither };  // kEither: int32 or int64
+enum class DType { kInt32, kInt64, kEither, kBool };  // kEither: int32 or int64
 
 // A dimension of a shape such as "B+1": its symbol (or '1') and what is added to it.
 struct Dim {

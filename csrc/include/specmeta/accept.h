@@ -8,6 +8,7 @@
 //   draft_input_ids = input_ids shifted left by one inside the row, the next token at base + a
 #pragma once
 
+#include "specmeta/sampled.h"
 #include "specmeta/walk.h"
 
 namespace specmeta {
@@ -65,16 +66,9 @@ SPECMETA_HD Acceptance verify(const AcceptParams& p, int32_t b, const TokenSpan&
     accepted.emitted = a + 1;
     accepted.next = p.target_tokens.get(base + a);
   } else {
-    int32_t v = 0;
-    while (v <= nd) {
-      const int64_t id = p.sampled_tokens.get(b, v);
-      if (id < 0 || id >= p.vocab_size) break;
-      accepted.next = id;
-      ++v;
-    }
-    a = max32(v - 1, 0);
-    accepted.emitted = v;
-    if (v == 0) accepted.next = p.pad_token;
+    accepted.next = p.pad_token;
+    accepted.emitted = count_ids(p.sampled_tokens, p.vocab_size, b, nd + 1, accepted.next);
+    a = max32(accepted.emitted - 1, 0);
   }
   accepted.count = a;
   accepted.rejected = nd - a;
@@ -172,15 +166,17 @@ SPECMETA_HD void accept(Cta& cta, const AcceptParams& p) {
           }
         }
         if (p.draft_input_ids) {
-          for_tokens(cta, window, [&](int32_t t, const AcceptRow& row) {
-            int64_t id = p.pad_token;
-            if (t < row.last_token) {
-              id = p.input_ids.get(t + 1);
-            } else if (t == row.last_token) {
-              id = row.next;
-            }
-            p.draft_input_ids.set(t, id);
-          });
+          for_tokens(
+              cta, window,
+              [from = p.input_ids, to = p.draft_input_ids, pad_token = p.pad_token](int32_t t, const AcceptRow& row) {
+                int64_t id = pad_token;
+                if (t < row.last_token) {
+                  id = from.get(t + 1);
+                } else if (t == row.last_token) {
+                  id = row.next;
+                }
+                to.set(t, id);
+              });
         }
       });
   if (p.draft_input_ids) {

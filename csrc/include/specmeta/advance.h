@@ -48,7 +48,8 @@ template <class Cta>
 SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
   const int32_t live = live_rows(p.rows);
   const LayoutWriter layout(p.rows, p.pages, p.layout);
-  const Ints& positions = p.position_ids_out ? p.position_ids_out : p.position_ids;
+  const Ints positions = p.position_ids_out ? p.position_ids_out : p.position_ids;
+  const SlotWriter slots(p.rows, p.pages, p.layout.slot_mapping, p.layout.pad_slot);
   const bool by_token = positions || p.layout.slot_mapping;
 
   const Covered all = walk(
@@ -64,20 +65,22 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
       },
       [&](const Window& window) {
         if (by_token) {
-          for_tokens(cta, window, [&](int32_t t, const LayoutRow& row) {
-            if (positions) {
-              const int64_t moved = clamp64(p.position_ids.get(t), -kPositionLimit, kPositionLimit) + row.shift;
-              positions.set(t, row.seq_len > 0 ? clamp64(moved, 0, p.pages.max_seq_len - 1) : 0);
-            }
-            layout.write_slot(cta, t, row);
-          });
+          for_tokens(cta, window,
+                     [&cta, slots, from = p.position_ids, to = positions, last = p.pages.max_seq_len - 1](
+                         int32_t t, const LayoutRow& row) {
+                       if (to) {
+                         const int64_t moved = clamp64(from.get(t), -kPositionLimit, kPositionLimit) + row.shift;
+                         to.set(t, row.seq_len > 0 ? clamp64(moved, 0, last) : 0);
+                       }
+                       slots.write(cta, t, row);
+                     });
         }
         layout.fill(cta, window);
       });
   if (by_token) {
     for_padding(cta, p.rows, all, [&](int32_t t) {
       if (positions) positions.set(t, 0);
-      layout.pad_slot(t);
+      slots.pad(t);
     });
   }
   layout.finish(cta, all);

@@ -56,6 +56,7 @@ template <class Cta>
 SPECMETA_HD void draft_step(Cta& cta, const DraftStepParams& p) {
   const int32_t live = live_rows(p.rows);
   const LayoutWriter layout(p.rows, p.pages, p.layout);
+  const SlotWriter slots(p.rows, p.pages, p.layout.slot_mapping, p.layout.pad_slot);
   const Ints& positions = p.position_ids_out ? p.position_ids_out : p.position_ids;
 
   const Covered all = walk(
@@ -76,7 +77,7 @@ SPECMETA_HD void draft_step(Cta& cta, const DraftStepParams& p) {
             positions.set(b, empty ? 0 : clamp64(next, 0, p.pages.max_seq_len - 1));
           }
           if (p.input_ids) p.input_ids.set(b, empty ? p.pad_token : p.draft_tokens.get(b));
-          layout.write_slot(cta, b, row);
+          slots.write(cta, b, row);
         }
         return row;
       },
@@ -86,7 +87,7 @@ SPECMETA_HD void draft_step(Cta& cta, const DraftStepParams& p) {
     for_all(cta, p.rows.batch, p.rows.tokens, [&](int32_t t) {
       if (positions) positions.set(t, 0);
       if (p.input_ids) p.input_ids.set(t, p.pad_token);
-      layout.pad_slot(t);
+      slots.pad(t);
     });
   }
   layout.finish(cta, all);

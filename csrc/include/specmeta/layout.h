@@ -2,23 +2,9 @@
 // advance, stage and draft_step, so that a length and what follows from it cannot part (rule 7).
 #pragma once
 
-#include "specmeta/pages.h"
-#include "specmeta/walk.h"
+#include "specmeta/slots.h"
 
 namespace specmeta {
-
-// What there is to know of a row: one sector of memory.
-struct alignas(32) LayoutRow {
-  int32_t token_begin = 0;
-  int32_t origin = 0;   // token t stands at cache index t + origin
-  int32_t seq_len = 0;  // 0: empty
-  int32_t slot = 0;
-  int32_t page_begin = 0;  // its places in kv_indices, where that is written; a padded row has one
-  int32_t page_end = 0;
-  int64_t shift = 0;  // in advance: what the row's positions move by
-
-  SPECMETA_HD int32_t token_end() const { return seq_len - origin; }
-};
 
 class LayoutWriter {
  public:
@@ -140,33 +126,17 @@ class LayoutWriter {
     }
   }
 
-  // The slot of token t.
-  template <class Cta>
-  SPECMETA_HD void write_slot(Cta& cta, int32_t t, const LayoutRow& row) const {
-    if (!out_.slot_mapping) return;
-    int64_t slot = out_.pad_slot;
-    if (row.seq_len > 0) {
-      const auto index = static_cast<uint32_t>(t + row.origin);
-      const int64_t page = load(page_ids(pages_, row.slot) + pages_.page_size.div(index));
-      if (page >= 0) {
-        slot = page * pages_.page_size.divisor + pages_.page_size.mod(index);
-      } else {
-        report_page(cta, row.slot);
-      }
-    }
-    store(out_.slot_mapping + t, slot);
-  }
-
-  SPECMETA_HD void pad_slot(int32_t t) const {
-    if (out_.slot_mapping) store(out_.slot_mapping + t, out_.pad_slot);
-  }
-
   // What depends on all rows, once they are placed.
   template <class Cta>
   SPECMETA_HD void finish(Cta& cta, const Covered& all) const {
     if (out_.kv_indptr && cta.block() == 0 && cta.rank() == 0) store(out_.kv_indptr, 0);
     if (out_.kv_indices) {
-      for_all(cta, all.page_end, out_.kv_capacity, [&](int32_t i) { store(out_.kv_indices + i, out_.pad_page); });
+      for_all(cta, all.page_end, out_.kv_capacity,
+              [ids = out_.kv_indices, pad = out_.pad_page](int32_t i) { store(ids + i, pad); });
+    }
+    if (out_.slot_mapping) {
+      const SlotWriter slots(rows_, pages_, out_.slot_mapping, out_.pad_slot);
+      for_all(cta, rows_.tokens, out_.num_slots, [slots](int32_t t) { slots.pad(t); });
     }
     if (cta.num_blocks() > 1) write_table(cta, cta.records(), 0, rows_.batch);
   }
@@ -189,6 +159,9 @@ class LayoutWriter {
                              int64_t page_end) const {
     if (out_.seq_lens) out_.seq_lens.set(b, length);
     if (out_.cached_lens) store(out_.cached_lens + b, length > 0 ? length - span.q() : 0);
+    if (out_.use_initial_states) {
+      store(out_.use_initial_states + b, static_cast<uint8_t>(length > span.q()));
+    }
     if (out_.padded_seq_lens) out_.padded_seq_lens.set(b, max32(length, out_.pad_seq_len));
     if (out_.pages_per_seq) store(out_.pages_per_seq + b, num_pages);
     if (out_.last_page_len) {

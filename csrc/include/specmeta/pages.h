@@ -25,9 +25,12 @@ SPECMETA_HD int32_t count_allocated(const Pages& pages, RowCheck& check) {
 }
 
 // The pages of a slot that count_allocated() has found no fault with.
+SPECMETA_HD const int32_t* page_ids(const Table& page_table, const int32_t* alloc_pages, const int32_t* alloc_indptr,
+                                    int32_t slot) {
+  return alloc_indptr ? alloc_pages + load(alloc_indptr + slot) : page_table.row(slot);
+}
 SPECMETA_HD const int32_t* page_ids(const Pages& pages, int32_t slot) {
-  if (pages.alloc_indptr) return pages.alloc_pages + load(pages.alloc_indptr + slot);
-  return pages.page_table.row(slot);
+  return page_ids(pages.page_table, pages.alloc_pages, pages.alloc_indptr, slot);
 }
 
 // Pages that a length needs.

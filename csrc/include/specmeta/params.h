@@ -40,17 +40,19 @@ inline constexpr int32_t kTablePart = 4096;
 
 // What attention reads for a row, and where its tokens are written.
 struct Layout {
-  Ints seq_lens;                     // [B] output
-  int32_t* cached_lens = nullptr;    // [B]
-  Ints padded_seq_lens;              // [B]
-  int32_t* pages_per_seq = nullptr;  // [B]
-  int32_t* last_page_len = nullptr;  // [B]
-  int32_t* kv_indptr = nullptr;      // [B+1]
-  int32_t* kv_indices = nullptr;     // [kv_capacity]
+  Ints seq_lens;                          // [B] output
+  int32_t* cached_lens = nullptr;         // [B]
+  uint8_t* use_initial_states = nullptr;  // [B]
+  Ints padded_seq_lens;                   // [B]
+  int32_t* pages_per_seq = nullptr;       // [B]
+  int32_t* last_page_len = nullptr;       // [B]
+  int32_t* kv_indptr = nullptr;           // [B+1]
+  int32_t* kv_indices = nullptr;          // [kv_capacity]
   int32_t kv_capacity = 0;
   Table block_table;                // [B, M]
   Divider table_parts;              // of a row of it, ceil(M / kTablePart)
-  int64_t* slot_mapping = nullptr;  // [T]
+  int64_t* slot_mapping = nullptr;  // [U]; what is behind the T tokens is padding
+  int32_t num_slots = 0;            // U
   int64_t pad_slot = -1;
   int32_t pad_page = 0;
   int32_t pad_seq_len = 0;  // 0 or 1
@@ -114,6 +116,34 @@ struct AcceptParams {
   Ints draft_input_ids;                       // [T]
   Ints last_position_ids;                     // [B]
   int64_t pad_token = 0;
+};
+
+struct CountSampledParams {
+  Rows rows;
+  IntsTable sampled_tokens;  // [B, K+1]
+  int64_t vocab_size = 0;
+  const uint8_t* discarded = nullptr;  // [B]
+  Ints backup_tokens;                  // [B]
+  Ints next_tokens;                    // [B] output
+  Ints num_sampled;                    // [B] output
+  int64_t pad_token = 0;
+};
+
+struct LocateSampledParams {
+  Rows rows;
+  Ints num_sampled;                              // [B]
+  const int32_t* cu_num_draft_tokens = nullptr;  // [B]
+  int32_t* token_indices = nullptr;              // [B] output
+  int32_t* num_rejected = nullptr;               // [B] output
+};
+
+struct MapSlotsParams {
+  Rows rows;
+  Pages pages;
+  Ints position_ids;                // [T]
+  int64_t* slot_mapping = nullptr;  // [U] output; what is behind the T tokens is padding
+  int32_t num_slots = 0;            // U
+  int64_t pad_slot = -1;
 };
 
 struct DraftStepParams {

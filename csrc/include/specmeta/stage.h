@@ -53,6 +53,7 @@ template <class Cta>
 SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
   const int32_t live = live_rows(p.rows);
   const LayoutWriter layout(p.rows, p.pages, p.layout);
+  const SlotWriter slots(p.rows, p.pages, p.layout.slot_mapping, p.layout.pad_slot);
   const bool by_token = p.position_ids || p.input_ids || p.layout.slot_mapping;
 
   const Covered all = walk(
@@ -74,13 +75,15 @@ SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
       },
       [&](const Window& window) {
         if (by_token) {
-          for_tokens(cta, window, [&](int32_t t, const LayoutRow& row) {
-            const bool empty = row.seq_len == 0;
-            const int32_t index = t + row.origin;
-            if (p.position_ids) p.position_ids.set(t, empty ? 0 : index);
-            if (p.input_ids) p.input_ids.set(t, empty ? p.pad_token : p.tokens.get(row.slot, index));
-            layout.write_slot(cta, t, row);
-          });
+          for_tokens(cta, window,
+                     [&cta, slots, positions = p.position_ids, ids = p.input_ids, tokens = p.tokens,
+                      pad_token = p.pad_token](int32_t t, const LayoutRow& row) {
+                       const bool empty = row.seq_len == 0;
+                       const int32_t index = t + row.origin;
+                       if (positions) positions.set(t, empty ? 0 : index);
+                       if (ids) ids.set(t, empty ? pad_token : tokens.get(row.slot, index));
+                       slots.write(cta, t, row);
+                     });
         }
         layout.fill(cta, window);
       });
@@ -89,7 +92,7 @@ SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
     for_padding(cta, p.rows, all, [&](int32_t t) {
       if (p.position_ids) p.position_ids.set(t, 0);
       if (p.input_ids) p.input_ids.set(t, p.pad_token);
-      layout.pad_slot(t);
+      slots.pad(t);
     });
   }
   layout.finish(cta, all);

@@ -181,6 +181,11 @@ SPECMETA_HD void for_all(Cta& cta, int32_t begin, int32_t end, Fn fn) {
 template <class Cta, class Fn>
 SPECMETA_HD void for_tokens(Cta& cta, const Window& window, Fn fn) {
   const typename Cta::Row* tile = cta.tile();
+  if constexpr (Cta::kIsSerial) {
+    const typename Cta::Row row = tile[0];
+    for (int32_t t = window.token; t < window.token_end; ++t) fn(t, row);
+    return;
+  }
   SPECMETA_NO_UNROLL
   for (uint32_t i = window.token + cta.rank(); i < static_cast<uint32_t>(window.token_end); i += cta.size()) {
     const auto t = static_cast<int32_t>(i);

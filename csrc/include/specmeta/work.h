@@ -8,7 +8,7 @@
 namespace specmeta {
 
 inline int64_t work(const Rows& rows, const Layout& layout, bool by_token) {
-  return int64_t{rows.batch} + (by_token ? rows.tokens : 0) + layout.kv_capacity +
+  return int64_t{rows.batch} + (by_token ? max32(rows.tokens, layout.num_slots) : 0) + layout.kv_capacity +
          int64_t{rows.batch} * layout.block_table.width;
 }
 
@@ -20,6 +20,15 @@ inline int64_t work(const StageParams& p) {
 }
 inline int64_t work(const AcceptParams& p) {
   return int64_t{p.rows.batch} * (1 + int64_t{p.accepted_tokens.width}) + (p.draft_input_ids ? p.rows.tokens : 0);
+}
+inline int64_t work(const CountSampledParams& p) {
+  return p.rows.batch;
+}
+inline int64_t work(const LocateSampledParams& p) {
+  return p.rows.batch;
+}
+inline int64_t work(const MapSlotsParams& p) {
+  return int64_t{p.rows.batch} + p.num_slots;
 }
 inline int64_t work(const DraftStepParams& p) {
   if (p.last) return p.rows.batch;

@@ -1,0 +1,23 @@
+// locate_sampled: which token was accepted last (pseudocode: specmeta/locate_sampled.h).
+//
+// Grid: from the number of rows, never from values; a thread a row. Capturable: the parameters travel by value, no
+// memory is allocated, no size is read back.
+//
+// Memory, in bytes: read 12 to 16 a row; written 4 a row and output.
+#include "cta.cuh"
+#include "specmeta/locate_sampled.h"
+
+namespace specmeta::cuda {
+namespace {
+
+__global__ void __maxnreg__(kMaxRegisters) locate_sampled_kernel(const __grid_constant__ LocateSampledParams params) {
+  run<AcceptRow>(params, [](auto& cta, const LocateSampledParams& p) { locate_sampled(cta, p); });
+}
+
+}  // namespace
+
+cudaError_t launch(const LocateSampledParams& params, cudaStream_t stream) {
+  return launch_grid(locate_sampled_kernel, params, stream);
+}
+
+}  // namespace specmeta::cuda
