@@ -4,7 +4,9 @@
 #include "specmeta/advance.h"
 #include "specmeta/count_sampled.h"
 #include "specmeta/cta.h"
+#include "specmeta/draft_lists.h"
 #include "specmeta/draft_step.h"
+#include "specmeta/keep_last.h"
 #include "specmeta/locate_sampled.h"
 #include "specmeta/map_slots.h"
 #include "specmeta/stage.h"
@@ -34,6 +36,18 @@ void run(const CountSampledParams& params) {
 void run(const LocateSampledParams& params) {
   SerialCta<AcceptRow> cta;
   locate_sampled(cta, params);
+}
+
+void run(const KeepLastParams& params) {
+  SerialCta<AcceptRow> cta;
+  keep_last(cta, params);
+}
+
+void run(const DraftListsParams& params) {
+  for (int32_t step = 0; step < params.num_steps; ++step) {
+    SerialCta<LayoutRow> cta;
+    draft_lists(cta, params, step);
+  }
 }
 
 void run(const MapSlotsParams& params) {

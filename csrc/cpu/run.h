@@ -10,6 +10,8 @@ void run(const StageParams& params);
 void run(const AcceptParams& params);
 void run(const CountSampledParams& params);
 void run(const LocateSampledParams& params);
+void run(const KeepLastParams& params);
+void run(const DraftListsParams& params);
 void run(const MapSlotsParams& params);
 void run(const DraftStepParams& params);
 

@@ -15,8 +15,9 @@ namespace specmeta::cuda {
 inline constexpr int kThreads = kTileRows;
 inline constexpr int kMaxRegisters = 48;
 
-template <class RowType>
-class BlockCta : public GridCta<BlockCta<RowType>> {
+// kHasSteps: the grid's y is a step.
+template <class RowType, bool kHasSteps>
+class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
  public:
   using Row = RowType;
   // NOTE: of a warp, then of the warps' totals. cub::BlockScan has every thread add up the totals of all warps, which
@@ -77,6 +78,7 @@ class BlockCta : public GridCta<BlockCta<RowType>> {
   }
   __device__ Row* tile() const { return reinterpret_cast<Row*>(shared_.tile); }
   __device__ WalkState& walk() const { return *reinterpret_cast<WalkState*>(shared_.walk); }
+  __device__ int32_t step() const { return kHasSteps ? blockIdx.y : 0; }
   __device__ int32_t num_blocks() const { return gridDim.x; }
   __device__ int64_t least_share() const { return kLeastShare; }
   __device__ Row* records() { return this->template records_as<Row>(); }
@@ -115,14 +117,14 @@ bool has_dependent_launch(void (*kernel)(Params)) {
 }
 
 // The body of a kernel.
-template <class Row, class Params, class Operation>
+template <class Row, bool kHasSteps = false, class Params, class Operation>
 __device__ __forceinline__ void run(const Params& params, Operation operation) {
-  __shared__ typename BlockCta<Row>::Shared shared;
+  __shared__ typename BlockCta<Row, kHasSteps>::Shared shared;
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();  // whoever comes next may begin, and wait for this one as well
   cudaGridDependencySynchronize();
 #endif
-  BlockCta<Row> cta(shared, params.rows);
+  BlockCta<Row, kHasSteps> cta(shared, params.rows);
   cta.enter();
   operation(cta, params);
   cta.leave();
@@ -130,10 +132,11 @@ __device__ __forceinline__ void run(const Params& params, Operation operation) {
 
 // Launches `kernel`. The grid depends on sizes alone, so that a captured launch is right for all values.
 template <class Params>
-cudaError_t launch_grid(void (*kernel)(Params), const Params& params, cudaStream_t stream) {
+cudaError_t launch_grid(void (*kernel)(Params), const Params& params, cudaStream_t stream, int32_t steps = 1) {
   cudaLaunchConfig_t config = {};
   const bool can_share = params.rows.workspace != nullptr;
-  config.gridDim = can_share ? static_cast<unsigned>(count_blocks(params.rows.batch, work(params), kThreads)) : 1;
+  const int32_t blocks = can_share ? count_blocks(params.rows.batch, work(params), kThreads) : 1;
+  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(steps));
   config.blockDim = kThreads;
   config.stream = stream;
   cudaLaunchAttribute attribute;

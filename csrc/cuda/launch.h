@@ -13,6 +13,8 @@ cudaError_t launch(const StageParams& params, cudaStream_t stream);
 cudaError_t launch(const AcceptParams& params, cudaStream_t stream);
 cudaError_t launch(const CountSampledParams& params, cudaStream_t stream);
 cudaError_t launch(const LocateSampledParams& params, cudaStream_t stream);
+cudaError_t launch(const KeepLastParams& params, cudaStream_t stream);
+cudaError_t launch(const DraftListsParams& params, cudaStream_t stream);
 cudaError_t launch(const MapSlotsParams& params, cudaStream_t stream);
 cudaError_t launch(const DraftStepParams& params, cudaStream_t stream);
 

@@ -29,6 +29,7 @@ struct alignas(32) AcceptRow {
 struct Acceptance {
   int32_t count = 0;  // a
   int32_t rejected = 0;
+  int32_t sampled = 0;  // a + 1, or 0 where nothing stands
   int32_t emitted = 0;  // ids in accepted_tokens
   int32_t base = 0;
   int64_t next = 0;
@@ -71,6 +72,7 @@ SPECMETA_HD Acceptance verify(const AcceptParams& p, int32_t b, const TokenSpan&
     a = max32(accepted.emitted - 1, 0);
   }
   accepted.count = a;
+  accepted.sampled = accepted.emitted;
   accepted.rejected = nd - a;
   accepted.base = base;
   return accepted;
@@ -130,6 +132,9 @@ SPECMETA_HD AcceptRow accept_row(Cta& cta, const AcceptParams& p, int32_t b, int
   if (b >= p.rows.batch) return row;
   if (p.num_accepted) p.num_accepted.set(b, accepted.count);
   if (p.num_rejected) store(p.num_rejected + b, accepted.rejected);
+  if (p.num_sampled) p.num_sampled.set(b, accepted.sampled);
+  // A void step leaves none of its tokens.
+  if (p.seq_lens_out) p.seq_lens_out.set(b, empty ? 0 : length - (accepted.sampled > 0 ? accepted.rejected : span.q()));
   if (p.next_tokens) p.next_tokens.set(b, accepted.next);
   if (p.token_indices) {
     int64_t index = row.last_token;
@@ -137,7 +142,7 @@ SPECMETA_HD AcceptRow accept_row(Cta& cta, const AcceptParams& p, int32_t b, int
       index = p.rows.cu_seqlens_q ? load(p.rows.cu_seqlens_q + b) : b;
       index = clamp64(index, 0, max64(p.rows.tokens - 1, 0));
     }
-    store(p.token_indices + b, saturate32(index));
+    p.token_indices.set(b, index);
   }
   if (p.last_position_ids) p.last_position_ids.set(b, empty ? 0 : p.position_ids.get(row.last_token));
   return row;

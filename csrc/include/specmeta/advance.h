@@ -20,7 +20,10 @@ SPECMETA_HD int32_t advance_row(const AdvanceParams& p, int32_t b, int32_t q, Ro
 
   int64_t increment = 0;
   const int32_t k = p.count_index ? load(p.count_index + b) : check.slot;
-  if (k >= 0 && k < p.num_counts) {
+  if (!p.num_accepted) {
+    increment = p.seq_len_bias;
+    shift = p.position_bias;
+  } else if (k >= 0 && k < p.num_counts) {
     int64_t count = p.num_accepted.get_count(k);
     if (p.max_accepted >= 0) {
       if (count < 0 || count > p.max_accepted) check.faults |= kBadCount;

@@ -44,6 +44,7 @@ SPECMETA_HD int64_t workspace_words(int32_t rows) {
 //   peek(at), post(at, x)        relaxed
 //   acquire(at), add(at, x)      add() returns what was there before; it acquires and releases
 //   pause()
+//   step()                       which of several walks in one launch this is; each has its own part of the workspace
 // and memory that its own threads share, zero at the start: int64_t* state(), of kNumChains + kNumNews.
 template <class Self>
 class GridCta {
@@ -61,7 +62,7 @@ class GridCta {
       if (self().rank() == 0) self().state()[chain] = before + x;
       return before;
     }
-    uint64_t* const end = rows_.workspace + rows_.workspace_words;
+    uint64_t* const end = workspace() + rows_.workspace_words;
     if (self().rank() == 0) self().post(end - layout().from_end(chain, tile_), static_cast<uint64_t>(x) + 1);
     int64_t sum = 0;
     for (int32_t i = self().rank(); i < tile_; i += self().size()) sum += wait(end - layout().from_end(chain, i));
@@ -72,15 +73,15 @@ class GridCta {
     if (is_alone()) {
       self().state()[kNumChains + news] = x;
     } else {
-      self().post(rows_.workspace + WorkspaceLayout::kNews + news, static_cast<uint64_t>(x) + 1);
+      self().post(workspace() + WorkspaceLayout::kNews + news, static_cast<uint64_t>(x) + 1);
     }
   }
   SPECMETA_HD int64_t heed(News news) {
     if (is_alone()) return self().state()[kNumChains + news];
-    return self().sum(self().rank() == 0 ? wait(rows_.workspace + WorkspaceLayout::kNews + news) : 0);
+    return self().sum(self().rank() == 0 ? wait(workspace() + WorkspaceLayout::kNews + news) : 0);
   }
   SPECMETA_HD void finish_tiles(int32_t placed) {
-    uint64_t* const done = rows_.workspace + WorkspaceLayout::kTilesDone;
+    uint64_t* const done = workspace() + WorkspaceLayout::kTilesDone;
     self().sync();  // the records of this tile are written
     if (self().rank() == 0) {
       const int32_t num_tiles = layout().num_tiles();
@@ -91,7 +92,7 @@ class GridCta {
   template <class Row>
   SPECMETA_HD Row* records_as() {
     static_assert(sizeof(Row) == WorkspaceLayout::kRecordWords * sizeof(uint64_t));
-    return reinterpret_cast<Row*>(rows_.workspace + WorkspaceLayout::kRecords);
+    return reinterpret_cast<Row*>(workspace() + WorkspaceLayout::kRecords);
   }
 
   // What comes before the algorithm.
@@ -109,25 +110,25 @@ class GridCta {
     if (is_alone()) return;
     bool is_last = false;
     if (self().rank() == 0) {
-      const uint64_t others = self().add(rows_.workspace + WorkspaceLayout::kCtasDone, 1);
+      const uint64_t others = self().add(workspace() + WorkspaceLayout::kCtasDone, 1);
       is_last = others + 1 == static_cast<uint64_t>(self().num_blocks());
     }
     if (!self().any(is_last)) return;
     self().sync();  // what the others have done is seen by all threads here
-    for (int64_t i = self().rank(); i < WorkspaceLayout::kHeader; i += self().size()) rows_.workspace[i] = 0;
-    uint64_t* const end = rows_.workspace + rows_.workspace_words;
+    for (int64_t i = self().rank(); i < WorkspaceLayout::kHeader; i += self().size()) workspace()[i] = 0;
+    uint64_t* const end = workspace() + rows_.workspace_words;
     for (int64_t i = self().rank(); i < layout().num_chain_words(); i += self().size()) end[-1 - i] = 0;
   }
 
  private:
   SPECMETA_HD Self& self() { return static_cast<Self&>(*this); }
+  SPECMETA_HD uint64_t* workspace() { return rows_.workspace + self().step() * rows_.workspace_words; }
   SPECMETA_HD bool is_alone() { return self().num_blocks() == 1; }
   SPECMETA_HD WorkspaceLayout layout() { return WorkspaceLayout(rows_.batch, self().size()); }
   SPECMETA_HD int64_t draw(uint64_t tickets) {
     self().sync();  // state() was read until here
     int64_t* const drawn = self().state();
-    if (self().rank() == 0)
-      *drawn = static_cast<int64_t>(self().add(rows_.workspace + WorkspaceLayout::kTickets, tickets));
+    if (self().rank() == 0) *drawn = static_cast<int64_t>(self().add(workspace() + WorkspaceLayout::kTickets, tickets));
     self().sync();
     return *drawn;
   }

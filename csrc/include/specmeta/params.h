@@ -19,7 +19,7 @@ struct Rows {
   const int32_t* cu_seqlens_q = nullptr;  // [B+1]; absent: row b owns token b
   int32_t* status = nullptr;              // [S+1] with row_to_slot, else [B]
   uint64_t* workspace = nullptr;          // [X], see grid.h; absent: one Cta does everything
-  int64_t workspace_words = 0;            // X
+  int64_t workspace_words = 0;            // X; in draft_lists, of each step
 };
 
 // What the host reserved: a padded table by slot, or a ragged list, or nothing (then only max_seq_len limits).
@@ -64,7 +64,7 @@ struct AdvanceParams {
   Rows rows;
   Pages pages;
   Layout layout;
-  Ints num_accepted;                     // [N]
+  Ints num_accepted;                     // [N]; absent: 0 for each row
   int32_t num_counts = 0;                // N
   const int32_t* count_index = nullptr;  // [B]; absent: the row's slot
   Ints seq_lens;                         // [B]
@@ -108,9 +108,11 @@ struct AcceptParams {
   IntsTable tokens;                           // [S, L]
   int32_t* num_drafts = nullptr;              // [S]
   Ints num_accepted;                          // [B] outputs from here
+  Ints num_sampled;                           // [B]
+  Ints seq_lens_out;                          // [B]
   int32_t* num_rejected = nullptr;            // [B]
   Ints next_tokens;                           // [B]
-  int32_t* token_indices = nullptr;           // [B]
+  Ints token_indices;                         // [B]
   IntsTable accepted_tokens;                  // [B, K+1]
   Divider emitted_width;                      // its width
   Ints draft_input_ids;                       // [T]
@@ -135,6 +137,33 @@ struct LocateSampledParams {
   const int32_t* cu_num_draft_tokens = nullptr;  // [B]
   int32_t* token_indices = nullptr;              // [B] output
   int32_t* num_rejected = nullptr;               // [B] output
+};
+
+struct KeepLastParams {
+  Rows rows;
+  int32_t* cu_seqlens_q = nullptr;        // [B+1], updated; rows.cu_seqlens_q is the same
+  Ints seq_lens;                          // [B], updated
+  Ints input_ids;                         // [T], updated
+  Ints position_ids;                      // [T] output from here
+  int32_t* query_lens = nullptr;          // [B]
+  int32_t* cached_lens = nullptr;         // [B]
+  uint8_t* use_initial_states = nullptr;  // [B]
+  int64_t pad_token = 0;
+};
+
+struct DraftListsParams {
+  Rows rows;
+  Pages pages;
+  Ints seq_lens;                    // [B]
+  int32_t num_steps = 0;            // K
+  Ints position_ids;                // [B] output from here
+  Table kv_indptr;                  // [K, B+1]
+  Table kv_indices;                 // [K, C]
+  Table last_page_len;              // [K, B]
+  int64_t* slot_mapping = nullptr;  // [B*K]
+  int64_t pad_slot = -1;
+  int32_t pad_page = 0;
+  int32_t pad_seq_len = 0;
 };
 
 struct MapSlotsParams {

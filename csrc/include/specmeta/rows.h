@@ -54,6 +54,11 @@ SPECMETA_HD int32_t find_owner(int32_t n, int32_t x, Begin begin) {
   return lo;
 }
 
+// Whether a pair of cu_seqlens_q, of which there are `tokens`, cannot be.
+SPECMETA_HD bool is_bad(const TokenSpan& span, int32_t tokens) {
+  return span.begin < 0 || span.end < span.begin || span.end > tokens;
+}
+
 // Reads the tokens of row b. Rows with tokens are a prefix of the batch, which ends at the last live row or at the
 // first bad pair of cu_seqlens_q; those behind have none, where that prefix ends. Called by every thread of a tile.
 template <class Cta>
@@ -64,7 +69,7 @@ SPECMETA_HD TokenSpan locate(Cta& cta, const Rows& rows, int32_t b, int32_t live
   bool bad = false;
   if (b < live) {
     span = {load(cu + b), load(cu + b + 1)};
-    bad = span.begin < 0 || span.end < span.begin || span.end > rows.tokens;
+    bad = is_bad(span, rows.tokens);
   } else if (live > 0) {
     span.begin = span.end = load(cu + live);
   }

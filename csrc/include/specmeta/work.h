@@ -27,6 +27,12 @@ inline int64_t work(const CountSampledParams& p) {
 inline int64_t work(const LocateSampledParams& p) {
   return p.rows.batch;
 }
+inline int64_t work(const KeepLastParams& p) {
+  return p.rows.batch;
+}
+inline int64_t work(const DraftListsParams& p) {  // of a step
+  return int64_t{p.rows.batch} + p.kv_indices.width;
+}
 inline int64_t work(const MapSlotsParams& p) {
   return int64_t{p.rows.batch} + p.num_slots;
 }

@@ -1,0 +1,25 @@
+// draft_lists: the page lists of all draft steps at once (pseudocode: specmeta/draft_lists.h).
+//
+// Grid: from the sizes of the tensors, never from values; in y, a step. The blocks of a step take a tile of kThreads
+// rows each, then their share of its pages. Capturable: the parameters travel by value, no memory is allocated, no size
+// is read back.
+//
+// Memory, in bytes and for each step: read 4 to 8 a row for seq_lens and num_pages, 4 a used page; written 16 a row, 4
+// a used page. Of many blocks, 32 a row more, written once and read by each block.
+#include "cta.cuh"
+#include "specmeta/draft_lists.h"
+
+namespace specmeta::cuda {
+namespace {
+
+__global__ void __maxnreg__(kMaxRegisters) draft_lists_kernel(const __grid_constant__ DraftListsParams params) {
+  run<LayoutRow, true>(params, [](auto& cta, const DraftListsParams& p) { draft_lists(cta, p, cta.step()); });
+}
+
+}  // namespace
+
+cudaError_t launch(const DraftListsParams& params, cudaStream_t stream) {
+  return launch_grid(draft_lists_kernel, params, stream, params.num_steps);
+}
+
+}  // namespace specmeta::cuda
