@@ -1,3 +1,4 @@
+#include "../call/schema.h"
 #include "specmeta/grid.h"
 
 // What Python asks the library for.
@@ -13,4 +14,8 @@ extern "C" __attribute__((visibility("default"))) const char* specmeta_build_inf
 
 extern "C" __attribute__((visibility("default"))) long long specmeta_workspace_words(int rows) {
   return specmeta::workspace_words(rows);
+}
+
+extern "C" __attribute__((visibility("default"))) const char* specmeta_schema() {
+  return specmeta::schema_text().c_str();
 }

@@ -3,14 +3,17 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "from_arguments.h"
+#include "../call/from_arguments.h"
+#include "stack.h"
 
 namespace specmeta {
 
 // A boxed kernel: `read` makes the operation's parameters out of the call's arguments, and Device::run takes them.
 template <class Device, auto read, size_t op>
 void call(StableIValue* stack, uint64_t /*num_args*/, uint64_t /*num_outputs*/) {
-  Arguments args(op_specs()[op], stack);
+  const OpSpec& spec = op_specs()[op];
+  const Stack values(spec, stack);
+  Arguments args(spec, values.values());
   Device::run(read(args), args.device_index());
 }
 

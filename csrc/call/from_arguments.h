@@ -1,5 +1,5 @@
-// From a call's arguments to an operation's parameters: what one argument asks of another is checked here, for both
-// devices.
+// From a call's arguments to an operation's parameters: what one argument asks of another is checked here, for every
+// device and every caller.
 #pragma once
 
 #include "arguments.h"

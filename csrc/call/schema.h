@@ -1,8 +1,9 @@
-// The arguments of every operator: one table from which come the torch schema, the checks of a call, and (through
-// Python) the checks of a traced call.
+// The arguments of every operator: one table from which come the torch schema, the checks of a call (whoever makes
+// it), and (through Python) the checks of a traced call.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -47,20 +48,24 @@ struct ArgSpec {
   std::string shape;            // one symbol a dimension, "+1" may follow, separated by commas: "B+1" or "S,P"
   std::vector<Dim> dims;        // the same, parsed
   std::string default_value;    // of an int or a bool, as the schema writes it
+  bool nullable = false;        // an int whose default is None
   long long low = 0, high = 0;  // limits of an int
 };
 
+inline constexpr size_t kMaxArgs = 48;  // of an operator
 inline constexpr uint8_t kNoArgument = 255;
 
 struct OpSpec {
   std::string name;
   std::vector<ArgSpec> args;
   std::array<uint8_t, static_cast<size_t>(Arg::kCount)> positions;  // of each name in args, or kNoArgument
-
-  std::string schema() const;
 };
 
 // Every operator, in the order in which the headers explain them.
 const std::vector<OpSpec>& op_specs();
+
+// For the fake kernels and the tests: one line an argument, "operator name kind required written dtype shape default
+// low high".
+const std::string& schema_text();
 
 }  // namespace specmeta

@@ -1,6 +1,6 @@
 #include "schema.h"
 
-#include <torch/csrc/stable/library.h>
+#include <stdexcept>
 
 #include "specmeta/common.h"
 
@@ -55,6 +55,7 @@ ArgSpec integer(Arg name, const char* default_value, long long low, long long hi
   spec.kind = ArgKind::kInt;
   spec.required = default_value == nullptr;
   if (default_value) spec.default_value = default_value;
+  spec.nullable = spec.default_value == "None";
   spec.low = low;
   spec.high = high;
   return spec;
@@ -140,6 +141,7 @@ OpSpec make_op(const char* name, const std::vector<Args>& groups) {
   OpSpec op;
   op.name = name;
   for (const Args& group : groups) op.args.insert(op.args.end(), group.begin(), group.end());
+  if (op.args.size() > kMaxArgs) throw std::length_error(op.name + " has more than kMaxArgs arguments");
   op.positions.fill(kNoArgument);
   for (size_t i = 0; i < op.args.size(); ++i) op.positions[static_cast<size_t>(op.args[i].name)] = i;
   return op;
@@ -273,47 +275,18 @@ const char* arg_name(Arg arg) {
   return kNames[static_cast<size_t>(arg)];
 }
 
-std::string OpSpec::schema() const {
-  std::string text = name + "(";
-  char letter = 'a';
-  for (const ArgSpec& arg : args) {
-    if (text.back() != '(') text += ", ";
-    if (arg.kind == ArgKind::kTensor) {
-      text += "Tensor";
-      if (arg.written) text += std::string("(") + letter++ + "!)";
-      text += arg.required ? " " : "? ";
-      text += arg_name(arg.name);
-      if (!arg.required) text += "=None";
-    } else {
-      text += arg.kind == ArgKind::kBool ? "bool" : "SymInt";
-      if (arg.default_value == "None") text += "?";
-      text += std::string(" ") + arg_name(arg.name);
-      if (!arg.required) text += "=" + arg.default_value;
-    }
-  }
-  return text + ") -> ()";
-}
-
 const std::vector<OpSpec>& op_specs() {
   static const std::vector<OpSpec> specs = make_ops();
   return specs;
 }
 
-}  // namespace specmeta
-
-STABLE_TORCH_LIBRARY(specmeta, m) {
-  for (const specmeta::OpSpec& op : specmeta::op_specs()) m.def(op.schema().c_str());
-}
-
-// For the fake kernels and the tests: one line an argument, "operator name kind required written dtype shape default
-// low high".
-extern "C" __attribute__((visibility("default"))) const char* specmeta_schema() {
+const std::string& schema_text() {
   static const std::string text = [] {
     static constexpr const char* kKinds[] = {"tensor", "int", "bool"};
     static constexpr const char* kDTypes[] = {"int32", "int64", "either", "bool"};
     std::string lines;
-    for (const specmeta::OpSpec& op : specmeta::op_specs()) {
-      for (const specmeta::ArgSpec& arg : op.args) {
+    for (const OpSpec& op : op_specs()) {
+      for (const ArgSpec& arg : op.args) {
         for (const std::string& word : {op.name, std::string(arg_name(arg.name)),
                                         std::string(kKinds[static_cast<int>(arg.kind)]), std::to_string(arg.required),
                                         std::to_string(arg.written), std::string(kDTypes[static_cast<int>(arg.dtype)]),
@@ -325,5 +298,7 @@ extern "C" __attribute__((visibility("default"))) const char* specmeta_schema() 
     }
     return lines;
   }();
-  return text.c_str();
+  return text;
 }
+
+}  // namespace specmeta
