@@ -54,11 +54,11 @@ def build_info() -> BuildInfo:
     return BuildInfo(*_text("specmeta_build_info").split("\t"))
 
 
-def workspace_words(rows: int) -> int:
-    """Return how many int64 the scratch memory of a launch of so many rows has."""
+def workspace_words(rows: int, steps: int) -> int:
+    """Return how many int64 the scratch memory of a launch of so many rows and steps has."""
     call = ctypes.CDLL(str(PATH)).specmeta_workspace_words
     call.restype = ctypes.c_longlong
-    return int(call(ctypes.c_int(rows)))
+    return int(call(ctypes.c_int(rows), ctypes.c_int(steps)))
 
 
 def load() -> None:

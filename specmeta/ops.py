@@ -35,6 +35,8 @@ for _name in (
     "accept_sampled",
     "count_sampled",
     "locate_sampled",
+    "keep_last",
+    "draft_lists",
     "map_slots",
     "draft_step",
 ):
@@ -47,21 +49,25 @@ _accept_greedy = torch.ops.specmeta.accept_greedy.default._op
 _accept_sampled = torch.ops.specmeta.accept_sampled.default._op
 _count_sampled = torch.ops.specmeta.count_sampled.default._op
 _locate_sampled = torch.ops.specmeta.locate_sampled.default._op
+_keep_last = torch.ops.specmeta.keep_last.default._op
+_draft_lists = torch.ops.specmeta.draft_lists.default._op
 _map_slots = torch.ops.specmeta.map_slots.default._op
 _draft_step = torch.ops.specmeta.draft_step.default._op
 
 
-def workspace(rows: int, *, device: torch.device | str = "cpu") -> Tensor:
+def workspace(rows: int, *, num_steps: int = 1, device: torch.device | str = "cpu") -> Tensor:
     """Return scratch memory through which the blocks of a launch on a GPU share its work.
 
     The CPU needs none. Every launch leaves it ready for the next one of any operation, so launches
     that come one after the other share one; those that may run at the same time, on two streams,
-    need one each.
+    need one each. :func:`draft_lists` shares its own with launches of as many steps only.
 
     Parameters
     ----------
     rows : int
         Most rows of a launch, B.
+    num_steps : int, default 1
+        For :func:`draft_lists`, its steps.
     device : torch.device or str
 
     Returns
@@ -72,15 +78,17 @@ def workspace(rows: int, *, device: torch.device | str = "cpu") -> Tensor:
     Raises
     ------
     ValueError
-        `rows` is negative or too large.
+        `rows` or `num_steps` is negative or too large.
     """
     if not 0 <= rows < 2**31 - 1:
         raise ValueError(f"rows: expected 0 to {2**31 - 2}, got {rows}")
-    return torch.zeros(_library.workspace_words(rows), dtype=torch.int64, device=device)
+    if not 1 <= num_steps < 2**16:
+        raise ValueError(f"num_steps: expected 1 to {2**16 - 1}, got {num_steps}")
+    return torch.zeros(_library.workspace_words(rows, num_steps), dtype=torch.int64, device=device)
 
 
 def advance(
-    num_accepted: Tensor,
+    num_accepted: Tensor | None,
     seq_lens: Tensor,
     *,
     page_size: int,
@@ -123,8 +131,9 @@ def advance(
 
     Parameters
     ----------
-    num_accepted : int32 or int64 [N]
-        Accepted drafts, without the bonus token; or any increments, negative to rewind.
+    num_accepted : int32 or int64 [N] or None
+        Accepted drafts, without the bonus token; or any increments, negative to rewind. None: 0 for
+        each row.
     seq_lens : int32 or int64 [B], updated unless `seq_lens_out` is given
         Tokens that attention reads for the row, query tokens included; 0 = empty row.
     page_size : int
@@ -439,6 +448,8 @@ def accept_greedy(
     num_drafts: Tensor | None = None,
     num_accepted: Tensor | None = None,
     num_rejected: Tensor | None = None,
+    num_sampled: Tensor | None = None,
+    seq_lens_out: Tensor | None = None,
     next_tokens: Tensor | None = None,
     token_indices: Tensor | None = None,
     accepted_tokens: Tensor | None = None,
@@ -471,7 +482,7 @@ def accept_greedy(
     position_ids : int32 or int64 [T], optional
         Positions of the query tokens, for `last_position_ids`.
     seq_lens : int32 or int64 [B], optional
-        The rows' lengths. It, `committed_lens`, `known_lens` and `tokens` are given together.
+        The rows' lengths. `committed_lens`, `known_lens` and `tokens`, given together, need them.
     pad_token : int, default 0
         The token id of padding.
     committed_lens : int32 [S], updated, optional
@@ -486,9 +497,14 @@ def accept_greedy(
         Accepted drafts, without the bonus token.
     num_rejected : int32 [B], written, optional
         The other drafts.
+    num_sampled : int32 or int64 [B], written, optional
+        What stands: accepted drafts and the bonus token, 0 where nothing does.
+    seq_lens_out : int32 or int64 [B], written, optional
+        What stands in the row's cache: `seq_lens` without the rejected drafts; without any of the
+        row's tokens where nothing stands.
     next_tokens : int32 or int64 [B], written, optional
         The bonus token; inside a prompt the prompt's next token.
-    token_indices : int32 [B], written, optional
+    token_indices : int32 or int64 [B], written, optional
         The query token that was accepted last: its hidden state leads the draft loop.
     accepted_tokens : int32 or int64 [B, K+1], written, optional
         What the step emitted, then -1. K limits the drafts of a row.
@@ -538,6 +554,8 @@ def accept_greedy(
         num_drafts,
         num_accepted,
         num_rejected,
+        num_sampled,
+        seq_lens_out,
         next_tokens,
         token_indices,
         accepted_tokens,
@@ -566,6 +584,8 @@ def accept_sampled(
     num_drafts: Tensor | None = None,
     num_accepted: Tensor | None = None,
     num_rejected: Tensor | None = None,
+    num_sampled: Tensor | None = None,
+    seq_lens_out: Tensor | None = None,
     next_tokens: Tensor | None = None,
     token_indices: Tensor | None = None,
     accepted_tokens: Tensor | None = None,
@@ -600,7 +620,7 @@ def accept_sampled(
     position_ids : int32 or int64 [T], optional
         Positions of the query tokens, for `last_position_ids`.
     seq_lens : int32 or int64 [B], optional
-        The rows' lengths. It, `committed_lens`, `known_lens` and `tokens` are given together.
+        The rows' lengths. `committed_lens`, `known_lens` and `tokens`, given together, need them.
     pad_token : int, default 0
         The token id of padding.
     committed_lens : int32 [S], updated, optional
@@ -615,9 +635,14 @@ def accept_sampled(
         Accepted drafts, without the bonus token.
     num_rejected : int32 [B], written, optional
         The other drafts.
+    num_sampled : int32 or int64 [B], written, optional
+        What stands: accepted drafts and the bonus token, 0 where nothing does.
+    seq_lens_out : int32 or int64 [B], written, optional
+        What stands in the row's cache: `seq_lens` without the rejected drafts; without any of the
+        row's tokens where nothing stands.
     next_tokens : int32 or int64 [B], written, optional
         The bonus token; inside a prompt the prompt's next token.
-    token_indices : int32 [B], written, optional
+    token_indices : int32 or int64 [B], written, optional
         The query token that was accepted last: its hidden state leads the draft loop.
     accepted_tokens : int32 or int64 [B, K+1], written, optional
         What the step emitted, then -1. K limits the drafts of a row.
@@ -666,6 +691,8 @@ def accept_sampled(
         num_drafts,
         num_accepted,
         num_rejected,
+        num_sampled,
+        seq_lens_out,
         next_tokens,
         token_indices,
         accepted_tokens,
@@ -824,6 +851,199 @@ def locate_sampled(
         None if is_tensor else num_rows,
         num_rejected,
         token_indices,
+        status,
+        workspace,
+    )
+
+
+def keep_last(
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    *,
+    num_rows: Tensor | int | None = None,
+    pad_token: int = 0,
+    input_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    query_lens: Tensor | None = None,
+    cached_lens: Tensor | None = None,
+    use_initial_states: Tensor | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Keep the last query token of each row, in place: rows of one token from then on.
+
+    What follows a pass over whole prompts, where the next one takes a token a row (AutoDeploy's
+    `switch_to_generate_`). See the contract, section "keep_last".
+
+    Parameters
+    ----------
+    cu_seqlens_q : int32 [B+1], updated
+        Row b has the query tokens t in [cu[b], cu[b+1]); afterwards the token b.
+    seq_lens : int32 or int64 [B], updated
+        Tokens that attention reads for the row, 0 for an empty one. They change only where a row is
+        emptied.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    pad_token : int, default 0
+        The token id of padding.
+    input_ids : int32 or int64 [T], updated, optional
+        The row's last token moves to place b. T is B or more.
+    position_ids : int32 or int64 [T], written, optional
+        `seq_lens - 1` at place b.
+    query_lens : int32 [B], written, optional
+        1 for each live row.
+    cached_lens : int32 [B], written, optional
+        `seq_lens - 1`.
+    use_initial_states : bool [B], written, optional
+        Whether that is above 0.
+    status : int32 [B], updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`).
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> cu_seqlens_q = torch.tensor([0, 3, 5], dtype=torch.int32)
+    >>> input_ids = torch.tensor([7, 8, 9, 4, 5])
+    >>> specmeta.keep_last(
+    ...     cu_seqlens_q, torch.tensor([3, 8], dtype=torch.int32), input_ids=input_ids
+    ... )
+    >>> cu_seqlens_q.tolist(), input_ids.tolist()
+    ([0, 1, 2], [9, 5, 0, 0, 0])
+    """
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.keep_last.default if is_dynamo_compiling() else _keep_last
+    call(
+        cu_seqlens_q,
+        seq_lens,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        pad_token,
+        input_ids,
+        position_ids,
+        query_lens,
+        cached_lens,
+        use_initial_states,
+        status,
+    )
+
+
+def draft_lists(
+    seq_lens: Tensor,
+    *,
+    page_size: int,
+    num_steps: int,
+    max_seq_len: int | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    page_table: Tensor | None = None,
+    num_pages: Tensor | None = None,
+    alloc_pages: Tensor | None = None,
+    alloc_indptr: Tensor | None = None,
+    pad_page: int = 0,
+    pad_slot: int = -1,
+    pad_seq_len: int = 0,
+    position_ids: Tensor | None = None,
+    last_page_len: Tensor | None = None,
+    kv_indptr: Tensor | None = None,
+    kv_indices: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    status: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> None:
+    """Write the page lists of all draft steps at once.
+
+    Step k reads one token more than step k - 1, and a row has the same pages in all of them, so
+    what :func:`draft_step` would leave one step after the other can be written before the first
+    (SGLang plans its draft loop so). See the contract, section "draft_lists".
+
+    Parameters
+    ----------
+    seq_lens : int32 or int64 [B]
+        Tokens whose KV stands before the first step; 0 = empty row.
+    page_size : int
+        Tokens a page.
+    num_steps : int
+        K, from 1.
+    max_seq_len : int, optional
+        No length may pass it. Absent: 2**31 - 1.
+    row_to_slot : int32 or int64 [B], optional
+        The slot of each row, -1 for an empty row. Absent: slot = row.
+    num_rows : int32 [1] tensor or int, optional
+        Live rows, clamped to [0, B]; rows past it are padding. An int is frozen by capture. Absent:
+        all.
+    page_table : int32 [S, P], optional
+        The pages reserved for each slot, in order.
+    num_pages : int32 [S], optional
+        How many of them there are. Absent: those before the first negative id.
+    alloc_pages : int32 [A], optional
+        The reserved pages as a ragged list, in place of `page_table`.
+    alloc_indptr : int32 [S+1], optional
+        Where each slot's part of `alloc_pages` begins.
+    pad_page : int, default 0
+        What fills unused places of the page lists. It must belong to no sequence.
+    pad_slot : int, default -1
+        What `slot_mapping` holds for tokens that are not written.
+    pad_seq_len : 0 or 1, default 0
+        With 1 an empty row lists one `pad_page`.
+    position_ids : int32 or int64 [B], written, optional
+        The position of the first step's token, `seq_lens`.
+    last_page_len : int32 [K, B], written, optional
+        Tokens in the last used page.
+    kv_indptr : int32 [K, B+1], written, optional
+        Where each row's used pages begin in the step's row of `kv_indices`.
+    kv_indices : int32 [K, C], written, optional
+        The used pages of all rows, then `pad_page`. Too small: the rows that do not fit are emptied
+        in that step and all later ones (OVERFLOW).
+    slot_mapping : int64 [B*K], written, optional
+        Where the KV of row b's token in step k is stored, at `b * K + k`.
+    status : int32 [S+1], or [B] without `row_to_slot`, updated, optional
+        Faults are OR-ed in (:class:`specmeta.Status`); the last entry is for rows without a valid
+        slot.
+    workspace : int64 [X], updated, optional
+        From :func:`workspace` with as many `num_steps`. Absent: on a GPU, one block does each step.
+
+    Raises
+    ------
+    RuntimeError
+        A tensor or a number that cannot be right; nothing has been written then.
+
+    Examples
+    --------
+    >>> kv_indptr = torch.empty(2, 2, dtype=torch.int32)
+    >>> kv_indices = torch.empty(2, 3, dtype=torch.int32)
+    >>> specmeta.draft_lists(
+    ...     torch.tensor([3]), page_size=4, num_steps=2, kv_indptr=kv_indptr, kv_indices=kv_indices,
+    ...     page_table=torch.tensor([[5, 9]], dtype=torch.int32),
+    ... )
+    >>> kv_indptr.tolist(), kv_indices.tolist()
+    ([[0, 1], [0, 2]], [[5, 0, 0], [5, 9, 0]])
+    """
+    is_tensor = num_rows is None or isinstance(num_rows, Tensor)
+    call = torch.ops.specmeta.draft_lists.default if is_dynamo_compiling() else _draft_lists
+    call(
+        seq_lens,
+        page_size,
+        num_steps,
+        row_to_slot,
+        num_rows if is_tensor else None,
+        None if is_tensor else num_rows,
+        max_seq_len,
+        page_table,
+        num_pages,
+        alloc_pages,
+        alloc_indptr,
+        pad_slot,
+        pad_page,
+        pad_seq_len,
+        position_ids,
+        last_page_len,
+        kv_indptr,
+        kv_indices,
+        slot_mapping,
         status,
         workspace,
     )

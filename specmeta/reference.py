@@ -30,7 +30,9 @@ __all__ = [
     "accept_sampled",
     "advance",
     "count_sampled",
+    "draft_lists",
     "draft_step",
+    "keep_last",
     "locate_sampled",
     "map_slots",
     "stage",
@@ -328,7 +330,7 @@ def _write_layout(
 
 
 def advance(
-    num_accepted: Tensor,
+    num_accepted: Tensor | None,
     seq_lens: Tensor,
     *,
     page_size: int,
@@ -389,7 +391,7 @@ def advance(
     pages = _Pages(
         rows, page_size, max_seq_len, page_table, num_pages, alloc_pages, alloc_indptr, block_table
     )
-    counts = _read(num_accepted, COUNT_LIMIT)
+    counts = _read_optional(num_accepted, COUNT_LIMIT)
     index = _read_optional(count_index)
     staged = _read(seq_lens, COUNT_LIMIT)
 
@@ -408,7 +410,9 @@ def advance(
         k = rows.slot[b] if index is None else index[b]
         assert k is not None
         inc = 0
-        if 0 <= k < len(counts):
+        if counts is None:
+            inc, steps[b] = seq_len_bias, position_bias
+        elif 0 <= k < len(counts):
             c = counts[k]
             if max_accepted is not None and not 0 <= c <= max_accepted:
                 rows.flag(b, BAD_COUNT)
@@ -628,6 +632,8 @@ def _accept(
     num_drafts: Tensor | None,
     num_accepted: Tensor | None,
     num_rejected: Tensor | None,
+    num_sampled: Tensor | None,
+    seq_lens_out: Tensor | None,
     next_tokens: Tensor | None,
     token_indices: Tensor | None,
     accepted_tokens: Tensor | None,
@@ -655,6 +661,8 @@ def _accept(
     last_token = max((INT32_MAX if num_tokens is None else num_tokens) - 1, 0)
     accepted = [0] * rows.count
     rejected = [0] * rows.count
+    sampled = [0] * rows.count
+    kept = [0] * rows.count
     nexts = [pad_token] * rows.count
     indices = [_clamp(cu[b], 0, last_token) for b in range(rows.count)]
     emitted: list[list[int]] = [[] for _ in range(rows.count)]
@@ -718,6 +726,9 @@ def _accept(
             rows.flag(b, BAD_COUNT)
 
         accepted[b], rejected[b] = a, nd - a
+        sampled[b] = 0 if void else a + 1
+        if lengths is not None:
+            kept[b] = lengths[b] - (len(span) if void else nd - a)
         nexts[b] = following
         indices[b] = base + a
         emitted[b] = ids
@@ -730,6 +741,8 @@ def _accept(
 
     _write(num_accepted, accepted)
     _write(num_rejected, rejected)
+    _write(num_sampled, sampled)
+    _write(seq_lens_out, kept)
     _write(next_tokens, nexts)
     _write(token_indices, indices)
     _write(last_position_ids, last_positions)
@@ -768,6 +781,8 @@ def accept_greedy(
     num_drafts: Tensor | None = None,
     num_accepted: Tensor | None = None,
     num_rejected: Tensor | None = None,
+    num_sampled: Tensor | None = None,
+    seq_lens_out: Tensor | None = None,
     next_tokens: Tensor | None = None,
     token_indices: Tensor | None = None,
     accepted_tokens: Tensor | None = None,
@@ -796,6 +811,8 @@ def accept_greedy(
         seq_lens,
         num_accepted,
         num_rejected,
+        num_sampled,
+        seq_lens_out,
         next_tokens,
         token_indices,
         accepted_tokens,
@@ -832,6 +849,8 @@ def accept_greedy(
         num_drafts=num_drafts,
         num_accepted=num_accepted,
         num_rejected=num_rejected,
+        num_sampled=num_sampled,
+        seq_lens_out=seq_lens_out,
         next_tokens=next_tokens,
         token_indices=token_indices,
         accepted_tokens=accepted_tokens,
@@ -858,6 +877,8 @@ def accept_sampled(
     num_drafts: Tensor | None = None,
     num_accepted: Tensor | None = None,
     num_rejected: Tensor | None = None,
+    num_sampled: Tensor | None = None,
+    seq_lens_out: Tensor | None = None,
     next_tokens: Tensor | None = None,
     token_indices: Tensor | None = None,
     accepted_tokens: Tensor | None = None,
@@ -906,6 +927,8 @@ def accept_sampled(
         num_drafts=num_drafts,
         num_accepted=num_accepted,
         num_rejected=num_rejected,
+        num_sampled=num_sampled,
+        seq_lens_out=seq_lens_out,
         next_tokens=next_tokens,
         token_indices=token_indices,
         accepted_tokens=accepted_tokens,
@@ -1010,6 +1033,158 @@ def locate_sampled(
         indices[b] = span.stop - 1 - rejected[b]
     _write(num_rejected, rejected)
     _write(token_indices, indices)
+    rows.write_status()
+
+
+def keep_last(
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    *,
+    num_rows: Tensor | int | None = None,
+    pad_token: int = 0,
+    input_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    query_lens: Tensor | None = None,
+    cached_lens: Tensor | None = None,
+    use_initial_states: Tensor | None = None,
+    status: Tensor | None = None,
+) -> None:
+    """Keep the last query token of each row: the meaning of `specmeta.keep_last`.
+
+    Shapes, dtypes and what is mutated are those of `specmeta.keep_last`; see the contract, section
+    "keep_last".
+
+    Examples
+    --------
+    >>> cu_seqlens_q, input_ids = torch.tensor([0, 3, 5]), torch.tensor([7, 8, 9, 4, 5])
+    >>> keep_last(cu_seqlens_q, torch.tensor([3, 8]), input_ids=input_ids)
+    >>> cu_seqlens_q.tolist(), input_ids.tolist()
+    ([0, 1, 2], [9, 5, 0, 0, 0])
+    """
+    rows = _Rows(len(seq_lens), num_rows, None, None, status)
+    spans = _query_tokens(rows, cu_seqlens_q, _first_size(input_ids, position_ids))
+    lengths = _read(seq_lens, COUNT_LIMIT)
+    inputs = _read_optional(input_ids)
+
+    kept = [0] * rows.count
+    ids = [pad_token] * (0 if inputs is None else len(inputs))
+    for b, span in enumerate(spans):
+        if span is None:
+            continue
+        if lengths[b] < 0:
+            rows.flag(b, BAD_COUNT)
+        elif 0 < lengths[b] < len(span):
+            rows.flag(b, UNDERFLOW)
+        elif lengths[b] > 0 and span:
+            kept[b] = min(lengths[b], INT32_MAX)
+            if inputs is not None:
+                ids[b] = inputs[span.stop - 1]
+
+    cached = [max(length - 1, 0) for length in kept]
+    _write(cu_seqlens_q, [min(b, rows.live) for b in range(rows.count + 1)])
+    _write(seq_lens, kept)
+    _write(input_ids, ids)
+    if position_ids is not None:
+        _write(position_ids, cached + [0] * (len(position_ids) - rows.count))
+    _write(query_lens, [int(b < rows.live) for b in range(rows.count)])
+    _write(cached_lens, cached)
+    if use_initial_states is not None:
+        use_initial_states.copy_(torch.tensor(cached) > 0)
+    rows.write_status()
+
+
+def draft_lists(
+    seq_lens: Tensor,
+    *,
+    page_size: int,
+    num_steps: int,
+    max_seq_len: int | None = None,
+    row_to_slot: Tensor | None = None,
+    num_rows: Tensor | int | None = None,
+    page_table: Tensor | None = None,
+    num_pages: Tensor | None = None,
+    alloc_pages: Tensor | None = None,
+    alloc_indptr: Tensor | None = None,
+    pad_page: int = 0,
+    pad_slot: int = -1,
+    pad_seq_len: int = 0,
+    position_ids: Tensor | None = None,
+    last_page_len: Tensor | None = None,
+    kv_indptr: Tensor | None = None,
+    kv_indices: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    status: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> None:
+    """Write the page lists of all draft steps: the meaning of `specmeta.draft_lists`.
+
+    Shapes, dtypes and what is mutated are those of `specmeta.draft_lists`; see the contract,
+    section "draft_lists".
+
+    Examples
+    --------
+    >>> kv_indices = torch.zeros(2, 3, dtype=torch.int32)
+    >>> draft_lists(torch.tensor([3]), page_size=4, num_steps=2, kv_indices=kv_indices,
+    ...             page_table=torch.tensor([[5, 9]]))
+    >>> kv_indices.tolist()
+    [[5, 0, 0], [5, 9, 0]]
+    """
+    num_slots = _num_slots(
+        len(seq_lens),
+        row_to_slot,
+        status,
+        _first_size(page_table, num_pages),
+        None if alloc_indptr is None else len(alloc_indptr) - 1,
+    )
+    rows = _Rows(len(seq_lens), num_rows, row_to_slot, num_slots, status)
+    spans = _query_tokens(rows, None, None)
+    pages = _Pages(
+        rows, page_size, max_seq_len, page_table, num_pages, alloc_pages, alloc_indptr, None
+    )
+    cached = _read(seq_lens, COUNT_LIMIT)
+    allocated: list[list[int] | None] = [None] * rows.count
+    for b, s in enumerate(rows.slot):
+        if s is None:
+            continue
+        if cached[b] < 0:
+            rows.flag(b, BAD_COUNT)
+        elif cached[b] > 0:
+            allocated[b] = pages.allocated(b)
+
+    slots = None if slot_mapping is None else slot_mapping.view(rows.count, num_steps)
+    for k in range(num_steps):
+        lengths = [0] * rows.count
+        for b, s in enumerate(rows.slot):
+            if s is None or cached[b] <= 0:
+                continue
+            if cached[b] + k + 1 > pages.capacity(allocated[b]):
+                rows.flag(b, OVERFLOW)
+            else:
+                lengths[b] = cached[b] + k + 1
+        slots_of_step = None if slots is None else torch.empty(rows.count, dtype=torch.int64)
+        _write_layout(
+            rows,
+            lengths,
+            spans,
+            allocated,
+            page_size=page_size,
+            pad_page=pad_page,
+            pad_slot=pad_slot,
+            pad_seq_len=pad_seq_len,
+            cached_lens=None,
+            use_initial_states=None,
+            padded_seq_lens=None,
+            pages_per_seq=None,
+            last_page_len=None if last_page_len is None else last_page_len[k],
+            kv_indptr=None if kv_indptr is None else kv_indptr[k],
+            kv_indices=None if kv_indices is None else kv_indices[k],
+            block_table=None,
+            slot_mapping=slots_of_step,
+        )
+        if slots is not None and slots_of_step is not None:
+            slots[:, k] = slots_of_step
+        if k == 0:
+            _write(position_ids, [max(length - 1, 0) for length in lengths])
     rows.write_status()
 
 

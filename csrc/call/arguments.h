@@ -44,7 +44,8 @@ class Arguments {
   // throws std::runtime_error.
   Arguments(const OpSpec& op, const Value* values);
 
-  bool has(Arg name) const { return find(name).given; }
+  // Also false where the operator has no such argument.
+  bool has(Arg name) const { return op_.has(name) && find(name).given; }
   Ints ints(Arg name) const;
   int32_t* int32(Arg name) const;
   int64_t* int64(Arg name) const;

@@ -7,7 +7,7 @@ namespace {
 
 Rows rows_params(Arguments& args) {
   Rows rows;
-  rows.row_to_slot = args.ints(Arg::row_to_slot);
+  if (args.has(Arg::row_to_slot)) rows.row_to_slot = args.ints(Arg::row_to_slot);
   rows.num_rows = args.int32(Arg::num_rows);
   rows.num_rows_int = args.integer(Arg::num_rows_int, kInt32Max);
   rows.status = args.int32(Arg::status);
@@ -39,13 +39,14 @@ Rows rows_params(Arguments& args) {
               "None");
   }
   if (args.has(Arg::workspace)) {
-    const int64_t needed = workspace_words(rows.batch);
+    const int64_t steps = args.has(Arg::num_steps) ? args.integer(Arg::num_steps, 1) : 1;
+    const int64_t needed = workspace_words(rows.batch, steps);
     if (args.size('X') < needed) {
       args.fail(Arg::workspace, "at least " + std::to_string(needed) + " entries for B = " + std::to_string(rows.batch),
                 std::to_string(args.size('X')));
     }
     rows.workspace = reinterpret_cast<uint64_t*>(args.int64(Arg::workspace));
-    rows.workspace_words = args.size('X');
+    rows.workspace_words = args.size('X') / steps / kSectorWords * kSectorWords;
     // Rows stand in it sector by sector.
     if (reinterpret_cast<uintptr_t>(rows.workspace) % 32 != 0) {
       args.fail(Arg::workspace, "memory on a boundary of 32 bytes", "a part of some other tensor");
@@ -136,13 +137,17 @@ AcceptParams accept_params(Arguments& args) {
   p.num_accepted = args.ints(Arg::num_accepted);
   p.num_rejected = args.int32(Arg::num_rejected);
   p.next_tokens = args.ints(Arg::next_tokens);
-  p.token_indices = args.int32(Arg::token_indices);
+  p.num_sampled = args.ints(Arg::num_sampled);
+  p.seq_lens_out = args.ints(Arg::seq_lens_out);
+  p.token_indices = args.ints(Arg::token_indices);
   p.accepted_tokens = args.ints_table(Arg::accepted_tokens);
   p.emitted_width = Divider(max64(p.accepted_tokens.width, 1));
   p.draft_input_ids = args.ints(Arg::draft_input_ids);
   p.last_position_ids = args.ints(Arg::last_position_ids);
   check_one_token_a_row(args, p.rows);
-  args.all_or_none({Arg::committed_lens, Arg::known_lens, Arg::tokens, Arg::seq_lens});
+  args.all_or_none({Arg::committed_lens, Arg::known_lens, Arg::tokens});
+  args.needs(Arg::committed_lens, {Arg::seq_lens});
+  args.needs(Arg::seq_lens_out, {Arg::seq_lens});
   args.needs(Arg::num_drafts, {Arg::committed_lens});
   args.needs(Arg::last_position_ids, {Arg::position_ids});
   args.needs(Arg::draft_input_ids, {Arg::input_ids});
@@ -163,6 +168,7 @@ AdvanceParams advance_params(Arguments& args) {
   AdvanceParams p;
   p.num_accepted = args.ints(Arg::num_accepted);
   p.num_counts = args.size('N');
+  args.needs(Arg::count_index, {Arg::num_accepted});
   p.seq_lens = args.ints(Arg::seq_lens);
   p.rows = rows_params(args);
   p.pages = pages_params(args);
@@ -242,6 +248,51 @@ LocateSampledParams locate_sampled_params(Arguments& args) {
   p.cu_num_draft_tokens = args.int32(Arg::cu_num_draft_tokens);
   p.num_rejected = args.int32(Arg::num_rejected);
   p.token_indices = args.int32(Arg::token_indices);
+  return p;
+}
+
+KeepLastParams keep_last_params(Arguments& args) {
+  KeepLastParams p;
+  p.rows = rows_params(args);
+  p.cu_seqlens_q = args.int32(Arg::cu_seqlens_q);
+  p.seq_lens = args.ints(Arg::seq_lens);
+  p.pad_token = args.integer(Arg::pad_token, 0);
+  p.input_ids = args.ints(Arg::input_ids);
+  p.position_ids = args.ints(Arg::position_ids);
+  p.query_lens = args.int32(Arg::query_lens);
+  p.cached_lens = args.int32(Arg::cached_lens);
+  p.use_initial_states = args.boolean_tensor(Arg::use_initial_states);
+  check_one_token_a_row(args, p.rows);  // so it is behind this
+  return p;
+}
+
+DraftListsParams draft_lists_params(Arguments& args) {
+  DraftListsParams p;
+  p.rows = rows_params(args);
+  p.pages = pages_params(args);
+  p.seq_lens = args.ints(Arg::seq_lens);
+  p.num_steps = static_cast<int32_t>(args.integer(Arg::num_steps, 1));
+  p.pad_page = static_cast<int32_t>(args.integer(Arg::pad_page, 0));
+  p.pad_slot = args.integer(Arg::pad_slot, -1);
+  p.pad_seq_len = static_cast<int32_t>(args.integer(Arg::pad_seq_len, 0));
+  p.position_ids = args.ints(Arg::position_ids);
+  p.last_page_len = args.table(Arg::last_page_len);
+  p.kv_indptr = args.table(Arg::kv_indptr);
+  p.kv_indices = args.table(Arg::kv_indices);
+  p.slot_mapping = args.int64(Arg::slot_mapping);
+  for (const Arg name : {Arg::kv_indices, Arg::slot_mapping}) args.needs(name, {Arg::page_table, Arg::alloc_pages});
+  const int64_t num_tokens = int64_t{p.rows.batch} * p.num_steps;
+  if (args.size('K') >= 0 && args.size('K') != p.num_steps) {
+    args.fail(args.origin('K'), "num_steps = " + std::to_string(p.num_steps) + " rows", std::to_string(args.size('K')));
+  }
+  if (p.slot_mapping && args.size('T') != num_tokens) {
+    args.fail(Arg::slot_mapping, "B * num_steps = " + std::to_string(num_tokens) + " entries",
+              std::to_string(args.size('T')));
+  }
+  if (p.kv_indices && p.pad_seq_len == 1 && p.kv_indices.width < p.rows.batch) {
+    args.fail(Arg::kv_indices, "at least B = " + std::to_string(p.rows.batch) + " entries a step with pad_seq_len 1",
+              std::to_string(p.kv_indices.width));
+  }
   return p;
 }
 

@@ -12,6 +12,8 @@ AcceptParams accept_greedy_params(Arguments& args);
 AcceptParams accept_sampled_params(Arguments& args);
 CountSampledParams count_sampled_params(Arguments& args);
 LocateSampledParams locate_sampled_params(Arguments& args);
+KeepLastParams keep_last_params(Arguments& args);
+DraftListsParams draft_lists_params(Arguments& args);
 MapSlotsParams map_slots_params(Arguments& args);
 DraftStepParams draft_step_params(Arguments& args);
 

@@ -12,7 +12,7 @@ namespace {
 // together.
 //
 // Shape symbols: B rows, S slots, Z status, T tokens, U slots of tokens (T or more), P pages a slot, A ragged pages, C
-// kv_capacity, M block_table's width, L the ledger's width, W accepted_tokens' width (K + 1), N counts, X the
+// kv_capacity, M block_table's width, L the ledger's width, W accepted_tokens' width, K draft steps, N counts, X the
 // workspace. Z is S + 1 with row_to_slot and B without.
 constexpr DType kInt32 = DType::kInt32;
 constexpr DType kInt64 = DType::kInt64;
@@ -40,6 +40,12 @@ ArgSpec in(Arg name, DType dtype, const char* shape) {
 }
 ArgSpec opt(Arg name, DType dtype, const char* shape) {
   return tensor(name, dtype, shape, false, false);
+}
+// Before arguments that have no default, this can't have one.
+ArgSpec nullable(Arg name, DType dtype, const char* shape) {
+  ArgSpec spec = opt(name, dtype, shape);
+  spec.nullable = true;
+  return spec;
 }
 ArgSpec inout(Arg name, DType dtype, const char* shape) {
   return tensor(name, dtype, shape, true, true);
@@ -77,12 +83,17 @@ ArgSpec pad_token() {
 
 using Args = std::vector<ArgSpec>;
 
-Args row_args() {
+Args num_rows_args() {
   return {
-      opt(Arg::row_to_slot, kEither, "B"),
       opt(Arg::num_rows, kInt32, "1"),
       integer(Arg::num_rows_int, "None", INT64_MIN, INT64_MAX),
   };
+}
+
+Args row_args() {
+  Args args = num_rows_args();
+  args.insert(args.begin(), opt(Arg::row_to_slot, kEither, "B"));
+  return args;
 }
 
 Args page_args() {
@@ -127,8 +138,10 @@ Args accept_args() {
       out(Arg::num_drafts, kInt32, "S"),
       out(Arg::num_accepted, kEither, "B"),
       out(Arg::num_rejected, kInt32, "B"),
+      out(Arg::num_sampled, kEither, "B"),
+      out(Arg::seq_lens_out, kEither, "B"),
       out(Arg::next_tokens, kEither, "B"),
-      out(Arg::token_indices, kInt32, "B"),
+      out(Arg::token_indices, kEither, "B"),
       out(Arg::accepted_tokens, kEither, "B,W"),
       out(Arg::draft_input_ids, kEither, "T"),
       out(Arg::last_position_ids, kEither, "B"),
@@ -151,7 +164,7 @@ std::vector<OpSpec> make_ops() {
   return {
       make_op("advance",
               {
-                  {in(Arg::num_accepted, kEither, "N"), inout(Arg::seq_lens, kEither, "B"), page_size()},
+                  {nullable(Arg::num_accepted, kEither, "N"), inout(Arg::seq_lens, kEither, "B"), page_size()},
                   row_args(),
                   page_args(),
                   padding_args(),
@@ -223,6 +236,36 @@ std::vector<OpSpec> make_ops() {
                   {
                       out(Arg::num_rejected, kInt32, "B"),
                       out(Arg::token_indices, kInt32, "B"),
+                      out(Arg::status, kInt32, "Z"),
+                      out(Arg::workspace, kInt64, "X"),
+                  },
+              }),
+      make_op("keep_last",
+              {
+                  {inout(Arg::cu_seqlens_q, kInt32, "B+1"), inout(Arg::seq_lens, kEither, "B")},
+                  num_rows_args(),
+                  {
+                      pad_token(),
+                      out(Arg::input_ids, kEither, "T"),
+                      out(Arg::position_ids, kEither, "T"),
+                      out(Arg::query_lens, kInt32, "B"),
+                      out(Arg::cached_lens, kInt32, "B"),
+                      out(Arg::use_initial_states, kBool, "B"),
+                      out(Arg::status, kInt32, "B"),
+                  },
+              }),
+      make_op("draft_lists",
+              {
+                  {in(Arg::seq_lens, kEither, "B"), page_size(), integer(Arg::num_steps, nullptr, 1, kMaxSteps)},
+                  row_args(),
+                  page_args(),
+                  padding_args(),
+                  {
+                      out(Arg::position_ids, kEither, "B"),
+                      out(Arg::last_page_len, kInt32, "K,B"),
+                      out(Arg::kv_indptr, kInt32, "K,B+1"),
+                      out(Arg::kv_indices, kInt32, "K,C"),
+                      out(Arg::slot_mapping, kInt64, "T"),
                       out(Arg::status, kInt32, "Z"),
                       out(Arg::workspace, kInt64, "X"),
                   },

@@ -15,10 +15,10 @@
   X(count_index) X(cu_num_draft_tokens) X(cu_seqlens_q) X(discarded) X(draft_index) X(draft_input_ids) \
   X(draft_tokens) X(input_ids) X(known_lens) X(kv_indices) X(kv_indptr) X(last) X(last_page_len) X(last_position_ids) \
   X(limit_lens) X(max_accepted) X(max_rejected) X(max_seq_len) X(next_tokens) X(num_accepted) X(num_draft_tokens) \
-  X(num_drafts) X(num_pages) X(num_rejected) X(num_rows) X(num_rows_int) X(num_sampled) X(pad_page) X(pad_seq_len) \
-  X(pad_slot) X(pad_token) X(padded_seq_lens) X(page_size) X(page_table) X(pages_per_seq) X(position_bias) \
-  X(position_ids) X(position_ids_out) X(query_lens) X(row_to_slot) X(sampled_tokens) X(seq_len_bias) X(seq_lens) \
-  X(seq_lens_out) X(shift) X(slot_mapping) X(status) X(target_tokens) X(token_indices) X(tokens) \
+  X(num_drafts) X(num_pages) X(num_rejected) X(num_rows) X(num_rows_int) X(num_sampled) X(num_steps) X(pad_page) \
+  X(pad_seq_len) X(pad_slot) X(pad_token) X(padded_seq_lens) X(page_size) X(page_table) X(pages_per_seq) \
+  X(position_bias) X(position_ids) X(position_ids_out) X(query_lens) X(row_to_slot) X(sampled_tokens) X(seq_len_bias) \
+  X(seq_lens) X(seq_lens_out) X(shift) X(slot_mapping) X(status) X(target_tokens) X(token_indices) X(tokens) \
   X(use_initial_states) X(vocab_size) X(workspace) X(written_lens)
 // clang-format on
 
@@ -48,7 +48,7 @@ struct ArgSpec {
   std::string shape;            // one symbol a dimension, "+1" may follow, separated by commas: "B+1" or "S,P"
   std::vector<Dim> dims;        // the same, parsed
   std::string default_value;    // of an int or a bool, as the schema writes it
-  bool nullable = false;        // an int whose default is None
+  bool nullable = false;        // an int whose default is None, or a tensor that may be None but must be mentioned
   long long low = 0, high = 0;  // limits of an int
 };
 
@@ -59,6 +59,8 @@ struct OpSpec {
   std::string name;
   std::vector<ArgSpec> args;
   std::array<uint8_t, static_cast<size_t>(Arg::kCount)> positions;  // of each name in args, or kNoArgument
+
+  bool has(Arg name) const { return positions[static_cast<size_t>(name)] != kNoArgument; }
 };
 
 // Every operator, in the order in which the headers explain them.

@@ -12,8 +12,8 @@ extern "C" __attribute__((visibility("default"))) const char* specmeta_build_inf
   return __VERSION__ "\t" SPECMETA_CUDA_VERSION "\t" SPECMETA_CUDA_ARCHITECTURES;
 }
 
-extern "C" __attribute__((visibility("default"))) long long specmeta_workspace_words(int rows) {
-  return specmeta::workspace_words(rows);
+extern "C" __attribute__((visibility("default"))) long long specmeta_workspace_words(int rows, int steps) {
+  return specmeta::workspace_words(rows, steps);
 }
 
 extern "C" __attribute__((visibility("default"))) const char* specmeta_schema() {

@@ -31,8 +31,10 @@ void register_kernels(torch::stable::detail::StableLibrary& library) {
   add<Device, accept_sampled_params, 3>(library);
   add<Device, count_sampled_params, 4>(library);
   add<Device, locate_sampled_params, 5>(library);
-  add<Device, map_slots_params, 6>(library);
-  add<Device, draft_step_params, 7>(library);
+  add<Device, keep_last_params, 6>(library);
+  add<Device, draft_lists_params, 7>(library);
+  add<Device, map_slots_params, 8>(library);
+  add<Device, draft_step_params, 9>(library);
 }
 
 }  // namespace specmeta

@@ -41,15 +41,15 @@ SPECMETA_HD void draft_lists(Cta& cta, const DraftListsParams& p, int32_t step) 
           }
         }
         const LayoutRow row = layout.place(cta, first, b, check, {b, b + 1}, static_cast<int32_t>(length));
-        if (b < p.rows.batch) {
+        if (b < p.rows.batch && p.slot_mapping) {
           const int32_t t = b * p.num_steps + step;
           if (row.seq_len > 0) {
             slots.write(cta, t, row.slot, static_cast<uint32_t>(row.seq_len - 1));
           } else {
             slots.pad(t);
           }
-          if (p.position_ids && step == 0) p.position_ids.set(b, max32(row.seq_len - 1, 0));
         }
+        if (b < p.rows.batch && p.position_ids && step == 0) p.position_ids.set(b, max32(row.seq_len - 1, 0));
         return row;
       },
       [&](const Window& window) { layout.fill(cta, window); });

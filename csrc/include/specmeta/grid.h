@@ -35,9 +35,13 @@ class WorkspaceLayout {
   int32_t num_tiles_;
 };
 
-// The length of the workspace for launches of `rows` rows on a GPU, and for those of fewer.
-SPECMETA_HD int64_t workspace_words(int32_t rows) {
-  return WorkspaceLayout(rows, kTileRows).size();
+inline constexpr int64_t kSectorWords = 4;
+
+// The length of the workspace for launches of `rows` rows on a GPU, and for those of fewer; in draft_lists each step
+// has a part of its own, of whole sectors.
+SPECMETA_HD int64_t workspace_words(int32_t rows, int64_t steps = 1) {
+  const int64_t words = WorkspaceLayout(rows, kTileRows).size();
+  return (words + kSectorWords - 1) / kSectorWords * kSectorWords * steps;
 }
 
 // What a Cta needs for others beside it; Self is the Cta. It also has num_blocks(); on words that all Ctas share
