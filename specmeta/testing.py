@@ -37,6 +37,9 @@ GUARD_ELEMENTS = 7  # odd, so that the tensors start on every alignment that the
 INT64_NAMES = frozenset({"slot_mapping"})
 """Tensors that are always int64."""
 
+BOOL_NAMES = frozenset({"discarded", "use_initial_states"})
+"""Tensors of truth values."""
+
 EITHER_NAMES = frozenset(
     {
         "num_accepted",
@@ -55,6 +58,8 @@ EITHER_NAMES = frozenset(
         "accepted_tokens",
         "draft_input_ids",
         "tokens",
+        "num_sampled",
+        "backup_tokens",
     }
 )
 """Tensors that may be int32 or int64, each for itself. All others are int32."""
@@ -75,7 +80,7 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.int32, gap: int = 0) -> Ten
     shape
         Sizes; one or two.
     dtype
-        torch.int32 or torch.int64.
+        torch.int32 or torch.int64; torch.bool, whose poison is True.
     gap
         Elements between two rows of a 2-D tensor that do not belong to it.
     """
@@ -91,7 +96,7 @@ def assert_equal(name: str, got: Tensor, want: Tensor) -> None:
     name
         What the message calls the tensor.
     got, want
-        Integer tensors, on any device. Their dtypes may differ.
+        Tensors of integers or truth values, on any device. Their dtypes may differ.
 
     Raises
     ------
@@ -128,7 +133,7 @@ class Guarded:
     Parameters
     ----------
     tensors
-        Integer tensors of one or two dimensions, by name.
+        Tensors of integers or truth values, of one or two dimensions, by name.
     device
         Where the copies live.
 
@@ -332,4 +337,6 @@ def run_case(
 def _dtype(name: str, index_dtype: torch.dtype) -> torch.dtype:
     if name in INT64_NAMES:
         return torch.int64
+    if name in BOOL_NAMES:
+        return torch.bool
     return index_dtype if name in EITHER_NAMES else torch.int32

@@ -14,7 +14,16 @@ from tqdm import tqdm
 import specmeta
 from specmeta import reference, testing
 
-OPERATIONS = ("advance", "stage", "accept_greedy", "accept_sampled", "draft_step")
+OPERATIONS = (
+    "advance",
+    "stage",
+    "accept_greedy",
+    "accept_sampled",
+    "count_sampled",
+    "locate_sampled",
+    "map_slots",
+    "draft_step",
+)
 DEFAULT_EXAMPLES = 2_000  # of each operation
 DEEP_EXAMPLES = 1_000_000  # of all together
 

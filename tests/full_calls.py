@@ -19,13 +19,14 @@ def _i32(*values: int) -> Tensor:
 def _layout(tokens: int) -> dict[str, Tensor]:
     return {
         "cached_lens": torch.zeros(B, dtype=torch.int32),
+        "use_initial_states": torch.zeros(B, dtype=torch.bool),
         "padded_seq_lens": torch.zeros(B, dtype=torch.int32),
         "pages_per_seq": torch.zeros(B, dtype=torch.int32),
         "last_page_len": torch.zeros(B, dtype=torch.int32),
         "kv_indptr": torch.zeros(B + 1, dtype=torch.int32),
         "kv_indices": torch.zeros(B * P, dtype=torch.int32),
         "block_table": torch.zeros(B, P, dtype=torch.int32),
-        "slot_mapping": torch.zeros(tokens, dtype=torch.int64),
+        "slot_mapping": torch.zeros(tokens + 2, dtype=torch.int64),
         "status": torch.zeros(S + 1, dtype=torch.int32),
     }
 
@@ -44,10 +45,12 @@ def _pages() -> dict[str, Any]:
         "max_seq_len": 20,
         "page_table": torch.arange(1, S * P + 1, dtype=torch.int32).view(S, P),
         "num_pages": _i32(*[P] * S),
-        "pad_page": 0,
         "pad_slot": -1,
-        "pad_seq_len": 0,
     }
+
+
+def _padding() -> dict[str, int]:
+    return {"pad_page": 0, "pad_seq_len": 0}
 
 
 def _ledger() -> Tensor:
@@ -92,6 +95,7 @@ def calls() -> dict[str, dict[str, Any]]:
             "position_ids": torch.tensor([4, 5, 6, 7, 8, 9, 0, 0]),
             **_rows(),
             **_pages(),
+            **_padding(),
             **_layout(T),
         },
         "stage": {
@@ -109,6 +113,7 @@ def calls() -> dict[str, dict[str, Any]]:
             "num_draft_tokens": torch.zeros(B, dtype=torch.int32),
             **_rows(),
             **_pages(),
+            **_padding(),
             **_layout(T),
         },
         "accept_greedy": {
@@ -119,6 +124,34 @@ def calls() -> dict[str, dict[str, Any]]:
             "sampled_tokens": torch.tensor([[5, 6, 1], [-1, -1, -1], [8, 2, -1]]),
             "vocab_size": 1000,
             **_acceptance(),
+        },
+        "count_sampled": {
+            "sampled_tokens": torch.tensor([[5, 6, 1], [-1, -1, -1], [8, 2, -1]]),
+            "vocab_size": 1000,
+            "discarded": torch.tensor([False, False, True]),
+            "backup_tokens": torch.tensor([3, 3, 3]),
+            "pad_token": 0,
+            "num_sampled": torch.zeros(B, dtype=torch.int32),
+            "next_tokens": torch.zeros(B, dtype=torch.int64),
+            "status": torch.zeros(S + 1, dtype=torch.int32),
+            **_rows(),
+        },
+        "locate_sampled": {
+            "num_sampled": _i32(2, 0, 3),
+            "cu_num_draft_tokens": _i32(2, 2, 4),
+            "cu_seqlens_q": _i32(0, 3, 3, 6),
+            "num_rejected": torch.zeros(B, dtype=torch.int32),
+            "token_indices": torch.zeros(B, dtype=torch.int32),
+            "status": torch.zeros(S + 1, dtype=torch.int32),
+            **_rows(),
+        },
+        "map_slots": {
+            "position_ids": torch.tensor([4, 5, 6, 7, 8, 9, 0, 0]),
+            "slot_mapping": torch.zeros(T + 2, dtype=torch.int64),
+            "cu_seqlens_q": _i32(0, 3, 3, 6),
+            "status": torch.zeros(S + 1, dtype=torch.int32),
+            **_rows(),
+            **_pages(),
         },
         "draft_step": {
             "seq_lens": _i32(7, 0, 10),
@@ -137,6 +170,7 @@ def calls() -> dict[str, dict[str, Any]]:
             "pad_token": 0,
             **_rows(),
             **_pages(),
+            **_padding(),
             **_layout(B),
         },
     }

@@ -112,6 +112,9 @@ class Source:
         info = torch.iinfo(dtype)
         return torch.tensor([max(info.min, min(v, info.max)) for v in values], dtype=dtype)
 
+    def flags(self, n: int, probability: float) -> Tensor:
+        return torch.tensor([self.chance(probability) for _ in range(n)], dtype=torch.bool)
+
     def table(self, rows: Sequence[Sequence[int]], width: int, either: bool = False) -> Tensor:
         """A 2-D tensor, often a slice of a wider one."""
         flat = self.tensor([v for row in rows for v in row], either)
@@ -263,6 +266,8 @@ class Source:
             self.call["pad_seq_len"] = 1
         for name in BY_ROW_OUTPUTS:
             self.add_output(name, self.rows, either=name == "padded_seq_lens")
+        if self.given():
+            self.add("use_initial_states", poisoned(self.rows, dtype=torch.bool))
         self.add_output("kv_indptr", self.rows + 1)
         if self.block_width is not None:
             self.add("block_table", self.output(self.rows, self.block_width))
@@ -273,7 +278,12 @@ class Source:
 
     def add_slot_mapping(self) -> None:
         if self.given() and self.allocation != "none":
-            self.add("slot_mapping", poisoned(self.num_tokens, dtype=torch.int64))
+            self.add("slot_mapping", self.slots_of_tokens())
+
+    def slots_of_tokens(self) -> Tensor:
+        """T, or more; where no other tensor is by token, this is T."""
+        more = self.rng.choice((0, 0, 1, 3))
+        return poisoned(self.num_tokens + more, dtype=torch.int64)
 
     def add_pad_token(self) -> None:
         if self.given():
@@ -443,6 +453,16 @@ def accept_greedy_calls(draw: Callable[[Any], Any]) -> Call:
     return call
 
 
+def _sampled_tokens(source: Source, width: int) -> Tensor:
+    rng = source.rng
+    sampled = []
+    for _ in range(source.rows):
+        valid = rng.randint(0, width)
+        ids = [source.token() for _ in range(valid)]
+        sampled.append(ids + [rng.choice((-1, -1, 3)) for _ in range(width - valid)])
+    return source.table(sampled, width, either=True)
+
+
 @st.composite
 def accept_sampled_calls(draw: Callable[[Any], Any]) -> Call:
     """Arguments of `accept_sampled`."""
@@ -452,18 +472,107 @@ def accept_sampled_calls(draw: Callable[[Any], Any]) -> Call:
     source.add_query_tokens()
     call["vocab_size"] = rng.choice((3, 3, 3, 1, 32000, INT32_MAX))
     most_drafts = rng.randint(0, 4)
-    sampled = []
-    for _ in range(source.rows):
-        valid = rng.randint(0, most_drafts + 1)
-        ids = [source.token() for _ in range(valid)]
-        sampled.append(ids + [rng.choice((-1, -1, 3)) for _ in range(most_drafts + 1 - valid)])
-    call["sampled_tokens"] = source.table(sampled, most_drafts + 1, either=True)
+    call["sampled_tokens"] = _sampled_tokens(source, most_drafts + 1)
     if source.given():
         ids = [source.token() for _ in range(source.num_tokens)]
         call["input_ids"] = source.tensor(ids, either=True)
     if source.given():
         call["accepted_tokens"] = source.output(source.rows, most_drafts + 1, either=True)
     _add_acceptance(source, most_drafts)
+    return call
+
+
+@st.composite
+def count_sampled_calls(draw: Callable[[Any], Any]) -> Call:
+    """Arguments of `count_sampled`."""
+    source = Source(draw, repeated_slots=True)
+    call, rng, rows = source.call, source.rng, source.rows
+    del call["page_size"]
+    source.add_rows()
+    call["vocab_size"] = rng.choice((3, 3, 3, 1, 32000, INT32_MAX, 2**40))
+    call["sampled_tokens"] = _sampled_tokens(source, rng.choice((1, 2, 3, 4, 5, 0)))
+    if source.given():
+        call["discarded"] = source.flags(rows, 0.3)
+    if source.given():
+        call["backup_tokens"] = source.tensor([source.token() for _ in range(rows)], either=True)
+    source.add_pad_token()
+    source.add_output("num_sampled", rows, either=True)
+    source.add_output("next_tokens", rows, either=True)
+    return call
+
+
+@st.composite
+def locate_sampled_calls(draw: Callable[[Any], Any]) -> Call:
+    """Arguments of `locate_sampled`."""
+    source = Source(draw, repeated_slots=True)
+    call, rng, rows = source.call, source.rng, source.rows
+    del call["page_size"]
+    source.add_rows()
+    drafts, cu_drafts, cu = [], [0], [rng.choice((0, 0, 0, 1))]
+    for _ in range(rows):
+        drafts.append(rng.choice((0, 0, 1, 2, 3, 4)))
+        cu_drafts.append(cu_drafts[-1] + drafts[-1])
+        # A row without tokens has no draft either.
+        q = 0 if source.chance(0.1) and not drafts[-1] else drafts[-1] + rng.choice((1, 1, 1, 2, 5))
+        cu.append(cu[-1] + q)
+    if source.chance(4 * source.noise):
+        cu[rng.randint(0, rows)] = source.value(0, cu[-1])
+    told = [source.value(n, n, WILD32) for n in cu_drafts[1:]]
+    call["num_sampled"] = source.tensor([source.value(0, n + 1) for n in drafts], either=True)
+    call["cu_num_draft_tokens"] = source.tensor(told)
+    call["cu_seqlens_q"] = source.tensor(cu)
+    source.add_output("num_rejected", rows)
+    source.add_output("token_indices", rows)
+    return call
+
+
+@st.composite
+def keep_last_calls(draw: Callable[[Any], Any]) -> Call:
+    """Arguments of `keep_last`."""
+    source = Source(draw)
+    source.by_slot, source.slots = False, source.rows  # it has no slots
+    call, rng, rows = source.call, source.rng, source.rows
+    del call["page_size"]
+    source.add_rows()
+    source.add_query_tokens()
+    if "cu_seqlens_q" not in call:  # so few tokens that they move to the right
+        query = source.query_lens = [rng.choice((0, 0, 0, 1, 2)) for _ in range(rows)]
+        call["cu_seqlens_q"] = source.tensor([sum(query[:b]) for b in range(rows + 1)])
+        source.num_tokens = sum(query)
+    tokens = max(source.num_tokens, rows)
+    lengths = [source.value(q, q + rng.choice((0, 30))) for q in source.query_lens]
+    call["seq_lens"] = source.tensor([0 if source.chance(0.1) else n for n in lengths], either=True)
+    if source.given():
+        ids = [source.value(10 + t, 10 + t) for t in range(tokens)]
+        call["input_ids"] = source.tensor(ids, either=True)
+    source.add_pad_token()
+    source.add_output("position_ids", tokens, either=True)
+    source.add_output("query_lens", rows)
+    source.add_output("cached_lens", rows)
+    if source.given():
+        source.add("use_initial_states", poisoned(rows, dtype=torch.bool))
+    return call
+
+
+@st.composite
+def map_slots_calls(draw: Callable[[Any], Any]) -> Call:
+    """Arguments of `map_slots`."""
+    source = Source(draw, repeated_slots=True)
+    source.allocation = draw(st.sampled_from(ALLOCATIONS[:-1]))  # it needs one
+    call, rng = source.call, source.rng
+    source.add_rows()
+    source.add_pages()
+    source.add_query_tokens()
+    positions: list[int] = []
+    for b, q in enumerate(source.query_lens):
+        first = source.length(source.row_capacity(b), low=q) - q
+        positions += [source.value(first + j, first + j) for j in range(q)]
+    positions = positions[: source.num_tokens]
+    positions += [source.position() for _ in range(source.num_tokens - len(positions))]
+    call["position_ids"] = source.tensor(positions, either=True)
+    call["slot_mapping"] = source.slots_of_tokens()
+    if source.given():
+        call["pad_slot"] = rng.choice((0, -2, 2**62, -(2**63)))
     return call
 
 

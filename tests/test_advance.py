@@ -258,6 +258,63 @@ def test_a_row_without_query_tokens_keeps_its_length(check: Check) -> None:
     )
 
 
+def test_slot_mapping_may_be_longer_than_the_tokens(check: Check) -> None:
+    """An engine's buffer for the largest batch: what is behind the tokens is padding."""
+    check(
+        "advance",
+        {
+            "num_accepted": [1, 0],
+            "seq_lens": [3, 2],
+            "position_ids": [2, 0, 1],
+            "cu_seqlens_q": [0, 1, 3],
+            "page_size": 4,
+            "page_table": [[1], [2]],
+            "pad_slot": -2,
+        },
+        {
+            "seq_lens": [4, 2],
+            "position_ids": [3, 0, 1],
+            "slot_mapping": [7, 8, 9, -2, -2, -2],
+            "status": [0, 0],
+        },
+    )
+
+
+def test_the_tokens_are_those_of_the_other_tensors(check: Check) -> None:
+    """A pair that a longer slot_mapping would hold is bad none the less."""
+    check(
+        "advance",
+        {
+            "num_accepted": [0],
+            "seq_lens": [3],
+            "position_ids": [1, 2],
+            "cu_seqlens_q": [0, 3],
+            "page_size": 4,
+            "page_table": [[1]],
+        },
+        {"seq_lens": [0], "position_ids": [0, 0], "slot_mapping": [-1] * 4, "status": [32]},
+    )
+
+
+def test_initial_states_are_used_where_something_is_cached(check: Check) -> None:
+    """A first chunk starts a recurrent state anew; no query tokens at all, an empty row."""
+    check(
+        "advance",
+        {
+            "num_accepted": [0] * 5,
+            "seq_lens": [3, 3, 3, 0, 99],
+            "cu_seqlens_q": [0, 3, 5, 5, 6, 7],
+            "page_size": 4,
+            "max_seq_len": 16,
+        },
+        {
+            "seq_lens": [3, 3, 3, 0, 0],
+            "cached_lens": [0, 1, 3, 0, 0],
+            "use_initial_states": [False, True, True, False, False],
+        },
+    )
+
+
 def test_pad_seq_len_lists_a_pad_page_in_every_empty_row(check: Check) -> None:
     """The row of length 0, the overflowing row and the row past num_rows."""
     check(

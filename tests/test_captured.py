@@ -106,7 +106,12 @@ def test_replays(operation: str, rows: int, with_workspace: bool, device: str) -
 
 @pytest.mark.parametrize(
     "pair",
-    [("advance", "stage"), ("draft_step", "draft_step"), ("accept_greedy", "accept_sampled")],
+    [
+        ("advance", "stage"),
+        ("draft_step", "draft_step"),
+        ("accept_greedy", "accept_sampled"),
+        ("locate_sampled", "map_slots"),
+    ],
     ids=" and ".join,
 )
 def test_two_streams(pair: tuple[str, str], device: str) -> None:

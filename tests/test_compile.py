@@ -64,8 +64,7 @@ def test_full_call_does_something(operation: str) -> None:
     after = _results(_bind(operation, call), before)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     written = {a.name for a in _library.schema() if a.operator == operation and a.written}
-    assert changed <= written
-    assert len(changed) >= 6
+    assert changed == (written & before.keys()) - {"status", "workspace"}
     assert not after["status"].any()
 
 
@@ -162,24 +161,19 @@ def test_a_call_is_one_operator_and_nothing_else(operation: str, device: str) ->
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_fake_kernels_check_what_the_real_ones_check(operation: str) -> None:
     """For a wrong dtype, rank or size the traced call and the real one say the same."""
-    specs = [a for a in _library.schema() if a.operator == operation and a.kind == "tensor"]
+    given = full_calls.calls()[operation].keys()
+    specs = [a for a in _library.schema() if a.operator == operation and a.name in given]
+    specs = [a for a in specs if a.kind == "tensor"]
+    sizes = "".join(spec.shape for spec in specs)
     for spec in specs:
         call = full_calls.calls()[operation]
-        if spec.name not in call:
-            continue
         tensor = call[spec.name]
         wrong = {
             "dtype": tensor.to(torch.int16),
             "rank": tensor.unsqueeze(0).unsqueeze(0),
             "size": torch.cat([tensor, tensor, tensor]),
         }
-        if spec.shape in (
-            "A",
-            "C",
-            "N",
-            "X",
-            "Z",
-        ):  # alone with its size, or only known to the real kernel
+        if spec.shape.isalpha() and sizes.count(spec.shape) == 1:  # alone with its size
             del wrong["size"]
         for kind, value in wrong.items():
             call[spec.name] = value

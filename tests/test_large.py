@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import OPERATIONS
 from torch import Tensor
 
 import specmeta
@@ -33,11 +34,12 @@ def _call(operation: str, page_size: int) -> dict[str, Any]:
         "page_table": random(1, 10**6, ROWS, pages),
         "num_pages": random(0, pages + 1, ROWS),
         "cached_lens": torch.zeros(ROWS, dtype=torch.int32),
+        "use_initial_states": torch.zeros(ROWS, dtype=torch.bool),
         "last_page_len": torch.zeros(ROWS, dtype=torch.int32),
         "kv_indptr": torch.zeros(ROWS + 1, dtype=torch.int32),
         "kv_indices": torch.zeros(2 * ROWS, dtype=torch.int32),  # too small for some
         "block_table": torch.zeros(ROWS, width, dtype=torch.int32),
-        "slot_mapping": torch.zeros(tokens, dtype=torch.int64),
+        "slot_mapping": torch.zeros(tokens + 100, dtype=torch.int64),
         "status": torch.zeros(ROWS + 1, dtype=torch.int32),
     }
     positions = random(0, 100, tokens).long()
@@ -74,6 +76,32 @@ def _call(operation: str, page_size: int) -> dict[str, Any]:
             "tokens": random(0, 1000, ROWS, ledger),
             "input_ids": torch.zeros(tokens, dtype=torch.int64),
         }
+    rows = {name: paged[name] for name in ("row_to_slot", "num_rows", "status")}
+    sampled = random(-1, 9, ROWS, drafts + 1)
+    if operation == "count_sampled":
+        return rows | {
+            "sampled_tokens": sampled,
+            "vocab_size": 8,
+            "discarded": random(0, 4, ROWS) == 0,
+            "backup_tokens": random(-1, 9, ROWS),
+            "num_sampled": torch.zeros(ROWS, dtype=torch.int32),
+            "next_tokens": torch.zeros(ROWS, dtype=torch.int64),
+        }
+    if operation == "locate_sampled":
+        return rows | {
+            "num_sampled": random(0, drafts + 2, ROWS),
+            "cu_num_draft_tokens": (query - 1).clamp(min=0).cumsum(0, dtype=torch.int32),
+            "cu_seqlens_q": cu,
+            "num_rejected": torch.zeros(ROWS, dtype=torch.int32),
+            "token_indices": torch.zeros(ROWS, dtype=torch.int32),
+        }
+    if operation == "map_slots":
+        names = ("page_size", "page_table", "num_pages", "slot_mapping")
+        return (
+            rows
+            | {name: paged[name] for name in names}
+            | {"position_ids": random(-1, 6 * page_size + 2, tokens), "cu_seqlens_q": cu}
+        )
     call = {
         "input_ids": ids,
         "cu_seqlens_q": cu,
@@ -95,13 +123,11 @@ def _call(operation: str, page_size: int) -> dict[str, Any]:
     }
     if operation == "accept_greedy":
         return call | {"target_tokens": random(-1, 3, tokens)}
-    return call | {"sampled_tokens": random(-1, 9, ROWS, drafts + 1), "vocab_size": 8}
+    return call | {"sampled_tokens": sampled, "vocab_size": 8}
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 48])
-@pytest.mark.parametrize(
-    "operation", ["advance", "stage", "accept_greedy", "accept_sampled", "draft_step"]
-)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_many_rows(operation: str, page_size: int, device: str) -> None:
     call = _call(operation, page_size)
     want = {k: v.clone() if isinstance(v, Tensor) else v for k, v in call.items()}

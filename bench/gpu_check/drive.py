@@ -19,7 +19,16 @@ import specmeta
 from bench.common import Step
 from specmeta import reference, testing
 
-OPERATIONS = ("advance", "stage", "accept_greedy", "accept_sampled", "draft_step")
+OPERATIONS = (
+    "advance",
+    "stage",
+    "accept_greedy",
+    "accept_sampled",
+    "count_sampled",
+    "locate_sampled",
+    "map_slots",
+    "draft_step",
+)
 # Rows and page size: one block; a block's last row, and one more; several blocks.
 SIZES = ((1, 1), (3, 4), (33, 48), (1_023, 16), (1_025, 1), (2_500, 16))
 _PAGES, _DRAFTS, _VOCAB = 6, 4, 8
@@ -75,6 +84,33 @@ def make_call(operation: str, rows: int, page_size: int, *, seed: int = 0) -> di
         "block_table": out(rows, _PAGES - 1),
         "slot_mapping": ids(tokens),
     }
+    sampled = random(-1, _VOCAB, rows, _DRAFTS + 1)
+    if operation == "count_sampled":
+        return call | {
+            "sampled_tokens": sampled,
+            "vocab_size": _VOCAB,
+            "discarded": random(0, 3, rows) == 0,
+            "backup_tokens": random(-1, _VOCAB, rows).long(),
+            "num_sampled": out(rows),
+            "next_tokens": ids(rows),
+        }
+    if operation == "locate_sampled":
+        return call | {
+            "num_sampled": random(-1, _DRAFTS + 2, rows),
+            "cu_num_draft_tokens": (query - 1).clamp(min=0).cumsum(0, dtype=torch.int32),
+            "cu_seqlens_q": ends,
+            "num_rejected": out(rows),
+            "token_indices": out(rows),
+        }
+    if operation == "map_slots":
+        return call | {
+            "position_ids": random(-1, _PAGES * page_size, tokens).long(),
+            "slot_mapping": ids(tokens + rows),
+            "page_size": page_size,
+            "cu_seqlens_q": ends,
+            "page_table": paged["page_table"],
+            "num_pages": paged["num_pages"],
+        }
     ledger = random(0, 999, rows, _PAGES * page_size + 8)
     if operation == "advance":
         return call | paged | {
@@ -127,7 +163,7 @@ def make_call(operation: str, rows: int, page_size: int, *, seed: int = 0) -> di
     }
     if operation == "accept_greedy":
         return call | {"target_tokens": random(-1, 2, tokens)}
-    return call | {"sampled_tokens": random(-1, _VOCAB, rows, _DRAFTS + 1), "vocab_size": _VOCAB}
+    return call | {"sampled_tokens": sampled, "vocab_size": _VOCAB}
 
 
 def drive_sizes(device: torch.device) -> int:
