@@ -34,7 +34,7 @@ def _works(device: str) -> bool:
     """Run one operation for real: 33 tokens and two accepted drafts make 35."""
     seq_lens = torch.tensor([33], dtype=torch.int32, device=device)
     counts = torch.tensor([2], dtype=torch.int32, device=device)
-    torch.ops.specmeta.advance(counts, seq_lens, 32)
+    torch.ops.specmeta.advance(seq_lens, 32, counts)
     return seq_lens.tolist() == [35]
 
 

@@ -220,9 +220,9 @@ def advance(
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
     call = torch.ops.specmeta.advance.default if is_dynamo_compiling() else _advance
     call(
-        num_accepted,
         seq_lens,
         page_size,
+        num_accepted,
         row_to_slot,
         num_rows if is_tensor else None,
         None if is_tensor else num_rows,

@@ -41,12 +41,6 @@ ArgSpec in(Arg name, DType dtype, const char* shape) {
 ArgSpec opt(Arg name, DType dtype, const char* shape) {
   return tensor(name, dtype, shape, false, false);
 }
-// Before arguments that have no default, this can't have one.
-ArgSpec nullable(Arg name, DType dtype, const char* shape) {
-  ArgSpec spec = opt(name, dtype, shape);
-  spec.nullable = true;
-  return spec;
-}
 ArgSpec inout(Arg name, DType dtype, const char* shape) {
   return tensor(name, dtype, shape, true, true);
 }
@@ -164,7 +158,7 @@ std::vector<OpSpec> make_ops() {
   return {
       make_op("advance",
               {
-                  {nullable(Arg::num_accepted, kEither, "N"), inout(Arg::seq_lens, kEither, "B"), page_size()},
+                  {inout(Arg::seq_lens, kEither, "B"), page_size(), opt(Arg::num_accepted, kEither, "N")},
                   row_args(),
                   page_args(),
                   padding_args(),

@@ -48,7 +48,7 @@ struct ArgSpec {
   std::string shape;            // one symbol a dimension, "+1" may follow, separated by commas: "B+1" or "S,P"
   std::vector<Dim> dims;        // the same, parsed
   std::string default_value;    // of an int or a bool, as the schema writes it
-  bool nullable = false;        // an int whose default is None, or a tensor that may be None but must be mentioned
+  bool nullable = false;        // an int whose default is None
   long long low = 0, high = 0;  // limits of an int
 };
 

@@ -14,7 +14,7 @@ std::string torch_schema(const specmeta::OpSpec& op) {
       if (arg.written) text += std::string("(") + letter++ + "!)";
       text += arg.required ? " " : "? ";
       text += specmeta::arg_name(arg.name);
-      if (!arg.required && !arg.nullable) text += "=None";
+      if (!arg.required) text += "=None";
     } else {
       text += arg.kind == specmeta::ArgKind::kBool ? "bool" : "SymInt";
       if (arg.nullable) text += "?";
