@@ -234,11 +234,12 @@ def test_fewer_tokens_than_rows(operation: str) -> None:
 
 @pytest.mark.parametrize("operation", ACCEPT)
 def test_companions_of_accept(operation: str) -> None:
-    state = {"committed_lens", "known_lens", "tokens", "seq_lens"}
+    state = {"committed_lens", "known_lens", "tokens"}
     for name in state:
         _refused(
             operation, _without(operation, name), name, "a tensor, since .* is given, got None"
         )
+    _refused(operation, _without(operation, "seq_lens"), "committed_lens", "seq_lens beside it")
     _refused(operation, _without(operation, *state), "num_drafts", "committed_lens beside it")
     _refused(operation, _without(operation, "position_ids"), "last_position_ids", "position_ids")
     empty = torch.zeros(3, 0, dtype=torch.int64)
