@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from specmeta.integrations import sglang
 from specmeta.integrations.sglang import Chains
 from specmeta.testing import POISON
 
+DOCS = Path(__file__).parent.parent / "docs" / "sglang.md"
 REQUESTS, MAX_LEN = 7, 40
 
 
@@ -63,6 +67,88 @@ def expected_extend(
     return want
 
 
+def draft_buffers(bs: int, steps: int, capacity: int, device: str) -> dict[str, Tensor]:
+    """Make what the draft loop reads; the lists are slices of those for two rows more."""
+    indptr = poison(steps, bs + 3, device=device, dtype=torch.int32)
+    indices = poison(steps, capacity + 5, device=device, dtype=torch.int32)
+    return {
+        "out_cache_loc": poison(bs * steps, device=device),
+        "positions": poison(bs, device=device),
+        "kv_indptr": indptr[:, : bs + 1],
+        "kv_indices": indices[:, :capacity],
+    }
+
+
+def expected_draft(
+    pool: Tensor, indices: list[int], lens: list[int], live: int, steps: int, capacity: int
+) -> dict[str, list[Any]]:
+    table = pool.tolist()
+    want: dict[str, list[Any]] = {"out_cache_loc": [], "positions": []}
+    lists: list[list[int]] = [[] for _ in range(steps)]
+    indptr = [[0] for _ in range(steps)]
+    for row, (index, length) in enumerate(zip(indices, lens, strict=True)):
+        real = row < live and index >= 0 and length > 0
+        want["out_cache_loc"] += table[index][length : length + steps] if real else [0] * steps
+        want["positions"].append(length if real else 0)
+        for step in range(steps):
+            lists[step] += table[index][: length + step + 1] if real else [0]
+            indptr[step].append(len(lists[step]))
+    want["kv_indptr"] = indptr
+    want["kv_indices"] = [slots + [0] * (capacity - len(slots)) for slots in lists]
+    return want
+
+
+def commit_buffers(bs: int, width: int, device: str) -> dict[str, Tensor]:
+    """Make what a verify pass leaves, of the engine's types."""
+    return {
+        "accept_lens": poison(bs, device=device, dtype=torch.int32),
+        "num_correct_drafts": poison(bs, device=device, dtype=torch.int32),
+        "new_seq_lens": poison(bs, device=device),
+        "bonus_tokens": poison(bs, device=device, dtype=torch.int32),
+        "select_index": poison(bs, device=device),
+        "predict": poison(bs * width, device=device),
+    }
+
+
+def expected_commit(
+    rows: list[bool], lens: list[int], drafts: list[int], targets: list[int], width: int
+) -> dict[str, list[int]]:
+    """Walk each real row's chain as the engine's verification does, then what follows from it."""
+    want: dict[str, list[int]] = {
+        name: []
+        for name in (
+            *("accept_lens", "num_correct_drafts", "new_seq_lens"),
+            *("bonus_tokens", "select_index"),
+        )
+    }
+    want["predict"] = [0] * len(drafts)
+    for row, real in enumerate(rows):
+        first = row * width
+        accept = 0
+        while real:
+            at = first + accept
+            want["predict"][at] = targets[at]
+            accept += 1
+            if accept == width or drafts[at + 1] != targets[at]:
+                break
+        last = first + max(accept - 1, 0)
+        want["accept_lens"].append(accept)
+        want["num_correct_drafts"].append(max(accept - 1, 0))
+        want["new_seq_lens"].append(lens[row] + accept if real else 0)
+        want["bonus_tokens"].append(want["predict"][last])
+        want["select_index"].append(last)
+    return want
+
+
+def chain_of(targets: list[int], width: int, rng: random.Random) -> list[int]:
+    """Draft tokens of which often the first few are what the target says."""
+    drafts = [rng.randint(0, 9) for _ in targets]
+    for t in range(1, len(drafts)):
+        if t % width and rng.random() < 0.7:
+            drafts[t] = targets[t - 1]
+    return drafts
+
+
 def check(buffers: dict[str, Tensor], want: dict[str, list[Any]]) -> None:
     assert {name: buffer.tolist() for name, buffer in buffers.items()} == want
 
@@ -76,7 +162,7 @@ def test_extend(width: int, device: str) -> None:
     rng = random.Random(width)
     pool = make_pool(width, device)
     before = pool.clone()
-    chains = Chains(pool, max_bs=6, num_draft_tokens=width)
+    chains = Chains(pool, max_bs=6, num_steps=3, num_draft_tokens=width)
     for _ in range(40):
         bs = rng.randint(1, 6)
         live = rng.randint(0, bs)
@@ -98,7 +184,7 @@ def test_extend_past_what_was_allocated(device: str) -> None:
     """The row is padding and flagged; its neighbours go on."""
     pool = make_pool(0, device)
     allocated = torch.tensor([40, 40, 13, 40, 40, 40, 40], dtype=torch.int32, device=device)
-    chains = Chains(pool, max_bs=3, num_draft_tokens=4, allocated_lens=allocated)
+    chains = Chains(pool, max_bs=3, num_steps=3, num_draft_tokens=4, allocated_lens=allocated)
     status = torch.zeros(REQUESTS + 1, dtype=torch.int32, device=device)
     for length, fits in ((9, True), (10, False)):
         buffers = extend_buffers(3, 4, 120, device)
@@ -109,18 +195,141 @@ def test_extend_past_what_was_allocated(device: str) -> None:
     assert status.tolist() == [0, 0, Status.OVERFLOW, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_draft(steps: int, device: str) -> None:
+    rng = random.Random(steps)
+    pool = make_pool(steps, device)
+    before = pool.clone()
+    chains = Chains(pool, max_bs=6, num_steps=steps, num_draft_tokens=steps + 1)
+    for _ in range(40):
+        bs = rng.randint(1, 6)
+        live = rng.randint(0, bs)
+        indices = [rng.choice([-1, *range(REQUESTS)]) for _ in range(bs)]
+        lens = [rng.randint(0, MAX_LEN - steps) for _ in range(bs)]
+        capacity = bs * MAX_LEN
+        buffers = draft_buffers(bs, steps, capacity, device)
+        status = torch.zeros(REQUESTS + 1, dtype=torch.int32, device=device)
+        num_rows = torch.tensor([live], dtype=torch.int32, device=device)
+        chains.draft(
+            i64(indices, device), i64(lens, device), num_rows=num_rows, status=status, **buffers
+        )
+        check(buffers, expected_draft(pool, indices, lens, live, steps, capacity))
+        assert not status.any()
+    assert torch.equal(pool, before)
+
+
+def test_draft_past_what_was_allocated(device: str) -> None:
+    """Two of three steps have room: in the third the row is padding, its neighbours go on."""
+    pool = make_pool(0, device)
+    allocated = torch.tensor([40, 40, 13, 40, 40, 40, 40], dtype=torch.int32, device=device)
+    chains = Chains(pool, max_bs=3, num_steps=3, num_draft_tokens=4, allocated_lens=allocated)
+    status = torch.zeros(REQUESTS + 1, dtype=torch.int32, device=device)
+    buffers = draft_buffers(3, 3, 120, device)
+    indices, lens = [4, 2, 1], [3, 11, 5]
+    chains.draft(i64(indices, device), i64(lens, device), status=status, **buffers)
+    want = expected_draft(pool, indices, lens, 3, 3, 120)
+    want["out_cache_loc"][5] = 0
+    emptied = expected_draft(pool, [4, -1, 1], lens, 3, 3, 120)
+    for name in ("kv_indptr", "kv_indices"):
+        want[name][2] = emptied[name][2]
+    check(buffers, want)
+    assert status.tolist() == [0, 0, Status.OVERFLOW, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 7])
+def test_commit(width: int, device: str) -> None:
+    rng = random.Random(width)
+    pool = make_pool(width, device)
+    chains = Chains(pool, max_bs=6, num_steps=3, num_draft_tokens=width)
+    for _ in range(40):
+        bs = rng.randint(1, 6)
+        live = rng.randint(0, bs)
+        indices = [rng.choice([-1, *range(REQUESTS)]) for _ in range(bs)]
+        lens = [rng.randint(0, MAX_LEN - width) for _ in range(bs)]
+        targets = [rng.randint(0, 9) for _ in range(bs * width)]
+        drafts = chain_of(targets, width, rng)
+        num_rows = torch.tensor([live], dtype=torch.int32, device=device)
+        rows = {
+            "num_rows": num_rows,
+            "status": torch.zeros(REQUESTS + 1, dtype=torch.int32).to(device),
+        }
+        row_indices = i64(indices, device)
+        chains.extend(
+            row_indices, i64(lens, device), out_cache_loc=poison(bs * width, device=device), **rows
+        )
+        buffers = commit_buffers(bs, width, device)
+        chains.commit(row_indices, i64(drafts, device), i64(targets, device), **rows, **buffers)
+        real = [row < live and index >= 0 for row, index in enumerate(indices)]
+        check(buffers, expected_commit(real, lens, drafts, targets, width))
+        assert not rows["status"].any()
+
+
+def test_commit_after_sampling(device: str) -> None:
+    """The sampler's own `predict`, which is 0 behind the bonus token, gives the sampler's count."""
+    chains = Chains(make_pool(4, device), max_bs=2, num_steps=3, num_draft_tokens=4)
+    indices = i64([3, 5], device)
+    chains.extend(indices, i64([9, 6], device), out_cache_loc=poison(8, device=device))
+    drafts = [4, 7, 7, 8, 2, 9, 1, 3]
+    predict = [7, 7, 5, 0, 6, 0, 0, 0]  # two drafts and another token than 8; one other than 9
+    buffers = commit_buffers(2, 4, device)
+    chains.commit(indices, i64(drafts, device), i64(predict, device), **buffers)
+    check(
+        buffers,
+        {
+            "accept_lens": [3, 1],
+            "num_correct_drafts": [2, 0],
+            "new_seq_lens": [12, 7],
+            "bonus_tokens": [5, 6],
+            "select_index": [2, 4],
+            "predict": predict,
+        },
+    )
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_commit_of_a_row_that_was_emptied(width: int, device: str) -> None:
+    """Nothing of it was verified, so nothing is committed; its neighbour goes on."""
+    pool = make_pool(0, device)
+    allocated = torch.full((REQUESTS,), 8, dtype=torch.int32, device=device)
+    chains = Chains(pool, max_bs=2, num_steps=3, num_draft_tokens=width, allocated_lens=allocated)
+    status = torch.zeros(REQUESTS + 1, dtype=torch.int32, device=device)
+    indices, lens, tokens = [4, 2], [8, 1], [5] * (2 * width)
+    chains.extend(
+        i64(indices, device),
+        i64(lens, device),
+        out_cache_loc=poison(2 * width, device=device),
+        status=status,
+    )
+    buffers = commit_buffers(2, width, device)
+    ids = i64(tokens, device)
+    chains.commit(i64(indices, device), ids, ids, status=status, **buffers)
+    check(buffers, expected_commit([False, True], lens, tokens, tokens, width))
+    assert status.tolist() == [0, 0, 0, 0, Status.OVERFLOW, 0, 0, 0]
+
+
 # --- Faults that users met ----------------------------------------------------------------------
 
 
 def test_sglang_10892_padding_keeps_nothing(device: str) -> None:
     """What stands in padded rows, from a larger batch or from nowhere, reaches no output."""
     pool = make_pool(1, device)
-    chains = Chains(pool, max_bs=4, num_draft_tokens=3)
+    chains = Chains(pool, max_bs=4, num_steps=3, num_draft_tokens=3)
     buffers = extend_buffers(4, 3, 160, device)
     chains.extend(i64([3, 1, 6, 2], device), i64([20, 30, 10, 9], device), **buffers)
     indices, lens = [5, 2**40, -(2**40), 6], [7, POISON, -POISON, 2**62]
     chains.extend(i64(indices, device), i64(lens, device), num_rows=1, **buffers)
     check(buffers, expected_extend(pool, indices, lens, 1, 3, 160))
+
+    buffers = draft_buffers(4, 3, 160, device)
+    chains.draft(i64(indices, device), i64(lens, device), num_rows=1, **buffers)
+    check(buffers, expected_draft(pool, indices, lens, 1, 3, 160))
+
+    drafts, targets = [1, 2, 3, *[POISON] * 9], [2, 3, 4, *[-POISON] * 9]
+    buffers = commit_buffers(4, 3, device)
+    chains.commit(
+        i64(indices, device), i64(drafts, device), i64(targets, device), num_rows=1, **buffers
+    )
+    check(buffers, expected_commit([True] + [False] * 3, lens, drafts, targets, 3))
 
 
 def test_sglang_9344_slots_and_rows_are_64_bit() -> None:
@@ -130,18 +339,21 @@ def test_sglang_9344_slots_and_rows_are_64_bit() -> None:
     pool = storage.as_strided((2, 8), (stride, 1))
     pool[0] = torch.arange(8)
     pool[1] = 2**31 - 1 - torch.arange(8)
+    chains = Chains(pool, max_bs=2, num_steps=3, num_draft_tokens=2)
+    indices, lens = i64([1, 0], "cpu"), i64([3, 5], "cpu")
     buffers = extend_buffers(2, 2, 16, "cpu")
-    Chains(pool, max_bs=2, num_draft_tokens=2).extend(
-        i64([1, 0], "cpu"), i64([3, 5], "cpu"), **buffers
-    )
+    chains.extend(indices, lens, **buffers)
     assert buffers["out_cache_loc"].dtype == torch.int64
     check(buffers, expected_extend(pool, [1, 0], [3, 5], 2, 2, 16))
+    buffers = draft_buffers(2, 3, 16, "cpu")
+    chains.draft(indices, lens, **buffers)
+    check(buffers, expected_draft(pool, [1, 0], [3, 5], 2, 3, 16))
 
 
 def test_sglang_27545_queries_stride_by_their_own_number(device: str) -> None:
     """Draft steps and draft tokens differ: rows are as far apart as they have tokens."""
     pool = make_pool(2, device)
-    chains = Chains(pool, max_bs=3, num_draft_tokens=5)
+    chains = Chains(pool, max_bs=3, num_steps=3, num_draft_tokens=5)
     assert chains.qo_indptr.tolist() == [0, 5, 10, 15]
     buffers = extend_buffers(3, 5, 120, device)
     chains.extend(i64([2, 0, 4], device), i64([8, 1, 30], device), num_rows=2, **buffers)
@@ -155,19 +367,36 @@ def test_sglang_27545_queries_stride_by_their_own_number(device: str) -> None:
 def test_sglang_27689_the_host_never_learns_a_length(device: str) -> None:
     """Captured with rows of no length; a replay follows lengths and row count on the device."""
     pool = make_pool(3, device)
-    chains = Chains(pool, max_bs=3, num_draft_tokens=4)
-    buffers = extend_buffers(3, 4, 120, device)
+    chains = Chains(pool, max_bs=3, num_steps=3, num_draft_tokens=4)
+    drafted, extended = draft_buffers(3, 3, 120, device), extend_buffers(3, 4, 120, device)
+    committed = commit_buffers(3, 4, device)
     indices, lens = i64([0, 0, 0], device), i64([1, 1, 1], device)
+    drafts, targets = i64([0] * 12, device), i64([0] * 12, device)
     num_rows = torch.zeros(1, dtype=torch.int32, device=device)
-    graph = capture(
-        lambda: chains.extend(indices, lens, num_rows=num_rows, **buffers), num_rows=num_rows
-    )
+
+    def step() -> None:
+        chains.draft(indices, lens, num_rows=num_rows, **drafted)
+        chains.extend(indices, lens, num_rows=num_rows, **extended)
+        chains.commit(indices, drafts, targets, num_rows=num_rows, **committed)
+
+    graph = capture(step, num_rows=num_rows)
+    rng = random.Random(27689)
     for live, new_indices, new_lens in ((3, [5, 1, 2], [9, 30, 4]), (1, [4, 1, 2], [2, 30, 4])):
-        indices.copy_(i64(new_indices, device))
-        lens.copy_(i64(new_lens, device))
+        chosen = [rng.randint(0, 9) for _ in range(12)]
+        ids = chain_of(chosen, 4, rng)
+        for tensor, values in (
+            (indices, new_indices),
+            (lens, new_lens),
+            (drafts, ids),
+            (targets, chosen),
+        ):
+            tensor.copy_(i64(values, device))
         num_rows.fill_(live)
         graph.replay()
-        check(buffers, expected_extend(pool, new_indices, new_lens, live, 4, 120))
+        check(drafted, expected_draft(pool, new_indices, new_lens, live, 3, 120))
+        check(extended, expected_extend(pool, new_indices, new_lens, live, 4, 120))
+        real = [row < live for row in range(3)]
+        check(committed, expected_commit(real, new_lens, ids, chosen, 4))
 
 
 # --- Arguments, launches -------------------------------------------------------------------------
@@ -178,30 +407,121 @@ def test_sglang_27689_the_host_never_learns_a_length(device: str) -> None:
     [
         ({"topk": 4}, "topk: expected 1, since drafts are chains here, got 4"),
         ({"max_bs": -1}, "max_bs: expected at least 0, got -1"),
+        ({"num_steps": 0}, "num_steps: expected at least 1, got 0"),
         ({"num_draft_tokens": 0}, "num_draft_tokens: expected at least 1, got 0"),
     ],
 )
 def test_numbers_that_raise(changes: dict[str, int], message: str) -> None:
-    sizes: dict[str, Any] = {"max_bs": 2, "num_draft_tokens": 3}
+    sizes: dict[str, Any] = {"max_bs": 2, "num_steps": 2, "num_draft_tokens": 3}
     with pytest.raises(ValueError, match=message):
         Chains(make_pool(0, "cpu"), **(sizes | changes))
 
 
-@pytest.mark.parametrize("name", ["out_cache_loc", "positions", "kv_lens", "kv_indptr"])
-def test_a_wrong_size_raises_and_writes_nothing(name: str) -> None:
-    chains = Chains(make_pool(0, "cpu"), max_bs=2, num_draft_tokens=3)
-    buffers = extend_buffers(2, 3, 80, "cpu")
+class Step:
+    """Two rows, and everything that the three methods take."""
+
+    def __init__(self) -> None:
+        self.pool = make_pool(0, "cpu")
+        self.chains = Chains(self.pool, max_bs=2, num_steps=2, num_draft_tokens=3)
+        self.indices, self.lens = i64([1, 2], "cpu"), i64([4, 5], "cpu")
+        self.targets = i64([7, 8, 9, 5, 5, 5], "cpu")
+        self.drafts = i64([1, 7, 8, 4, 6, 5], "cpu")
+        self.buffers = {
+            "draft": draft_buffers(2, 2, 80, "cpu"),
+            "extend": extend_buffers(2, 3, 80, "cpu"),
+            "commit": commit_buffers(2, 3, "cpu"),
+        }
+
+    def run(self, method: str) -> None:
+        inputs = (self.drafts, self.targets) if method == "commit" else (self.lens,)
+        getattr(self.chains, method)(self.indices, *inputs, **self.buffers[method])
+
+
+OUTPUTS = [(method, name) for method, buffers in Step().buffers.items() for name in buffers]
+OUTPUTS.remove(("extend", "kv_indices"))  # of any size
+
+
+@pytest.mark.parametrize(("method", "name"), OUTPUTS)
+def test_a_wrong_size_raises_and_writes_nothing(method: str, name: str) -> None:
+    step = Step()
+    buffers = step.buffers[method]
     buffers[name] = buffers[name][:-1]
-    with pytest.raises(RuntimeError):
-        chains.extend(i64([1, 2], "cpu"), i64([4, 5], "cpu"), **buffers)
+    with pytest.raises(RuntimeError, match=r"^specmeta\."):
+        step.run(method)
     assert all((buffer == POISON).all() for buffer in buffers.values())
 
 
-def test_each_call_is_one_operator() -> None:
-    chains = Chains(make_pool(0, "cpu"), max_bs=2, num_draft_tokens=3)
-    buffers = extend_buffers(2, 3, 80, "cpu")
-    indices, lens = i64([1, 2], "cpu"), i64([4, 5], "cpu")
-    assert operators(lambda: chains.extend(indices, lens, **buffers)) == ["specmeta::advance"]
+def in_torch(step: Step, method: str) -> Callable[[], None]:
+    """Do a method's work with torch's operators, of rows that are all real."""
+    buffers = step.buffers[method]
+    columns, first = torch.arange(MAX_LEN), torch.tensor([0, 3])
+
+    def write_lists(table: Tensor, lens: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> None:
+        kv_indptr[1:].copy_(lens.cumsum(0))
+        slots = table[columns < lens[:, None]]  # the host waits for its size
+        kv_indices[: len(slots)].copy_(slots)
+
+    def draft() -> None:
+        table = step.pool[step.indices]
+        at = step.lens[:, None] + columns[:2]
+        buffers["out_cache_loc"].view(2, 2).copy_(table.gather(1, at))
+        buffers["positions"].copy_(step.lens)
+        for k in range(2):
+            write_lists(
+                table, step.lens + (k + 1), buffers["kv_indptr"][k], buffers["kv_indices"][k]
+            )
+
+    def extend() -> None:
+        table = step.pool[step.indices]
+        at = step.lens[:, None] + columns[:3]
+        buffers["out_cache_loc"].view(2, 3).copy_(table.gather(1, at))
+        buffers["positions"].view(2, 3).copy_(at)
+        lens = step.lens + 3
+        buffers["kv_lens"].copy_(lens)
+        write_lists(table, lens, buffers["kv_indptr"], buffers["kv_indices"])
+
+    def commit() -> None:
+        drafts, targets = step.drafts.view(2, 3), step.targets.view(2, 3)
+        same = drafts[:, 1:] == targets[:, :-1]
+        correct = same.cumprod(1).sum(1)
+        accept = correct + 1
+        buffers["num_correct_drafts"].copy_(correct)
+        buffers["accept_lens"].copy_(accept)
+        buffers["new_seq_lens"].copy_(step.lens + accept)
+        last = first + correct
+        buffers["select_index"].copy_(last)
+        buffers["bonus_tokens"].copy_(step.targets[last])
+        stands = columns[:3] <= correct[:, None]
+        buffers["predict"].view(2, 3).copy_(torch.where(stands, targets, 0))
+
+    return {"draft": draft, "extend": extend, "commit": commit}[method]
+
+
+@pytest.mark.parametrize("method", ["draft", "extend", "commit"])
+def test_launches(method: str) -> None:
+    step = Step()
+    step.run("extend")  # whose lengths `commit` takes
+    for buffer in step.buffers[method].values():
+        buffer.zero_()
+    in_torch_ops = operators(in_torch(step, method))
+    in_torch_results = {name: buffer.clone() for name, buffer in step.buffers[method].items()}
+    for buffer in step.buffers[method].values():
+        buffer.fill_(POISON)
+    ours = operators(lambda: step.run(method))
+    check(step.buffers[method], {name: t.tolist() for name, t in in_torch_results.items()})
+    operator = {"draft": "draft_lists", "extend": "advance", "commit": "accept_greedy"}[method]
+    assert ours == [f"specmeta::{operator}"]
+    row = rf"^\| `{method}` \|.*\| {len(in_torch_ops)} \| 1 \|$"
+    assert re.search(row, DOCS.read_text(), re.MULTILINE), in_torch_ops
+
+
+def test_docs_example(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    exec(blocks[0], {})
+    expected = re.findall(r"# (\[.*\])$", blocks[0], re.MULTILINE)
+    assert expected
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_docstrings() -> None:

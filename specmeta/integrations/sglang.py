@@ -7,7 +7,7 @@ pass read, in the engine's own tensors, and what a verify pass leaves. Nothing w
 
 A row that carries no request (past ``num_rows``, or with the index -1) is padding wherever it
 stands, whatever its length says: it has length 1, reads page 0, and its tokens have location 0 and
-position 0, as SGLang's graph runners expect.
+position 0, as SGLang's graph runners expect. Nothing of it is accepted.
 
 ``docs/sglang.md`` sets the engine's names beside those of the operations.
 """
@@ -39,6 +39,8 @@ class Chains:
         The KV slot of each token. It is only read.
     max_bs : int
         Most rows of a launch.
+    num_steps : int
+        K, the draft steps (``speculative_num_steps``).
     num_draft_tokens : int
         W, the query tokens of a row in a verify or extend pass: the bonus token and its drafts.
     allocated_lens : int32 [requests], optional
@@ -63,7 +65,7 @@ class Chains:
     Examples
     --------
     >>> pool = torch.tensor([[0] * 6, [11, 12, 13, 14, 15, 16]], dtype=torch.int32)
-    >>> chains = Chains(pool, max_bs=2, num_draft_tokens=3)
+    >>> chains = Chains(pool, max_bs=2, num_steps=2, num_draft_tokens=3)
     >>> out_cache_loc, positions = torch.empty(2, 6, dtype=torch.int64)
     >>> chains.extend(
     ...     torch.tensor([1, 0]), torch.tensor([2, 1]), num_rows=1,
@@ -71,6 +73,14 @@ class Chains:
     ... )
     >>> out_cache_loc.tolist(), positions.tolist()
     ([13, 14, 15, 0, 0, 0], [2, 3, 4, 0, 0, 0])
+    >>> accept_lens, new_seq_lens = torch.empty(2, 2, dtype=torch.int64)
+    >>> chains.commit(
+    ...     torch.tensor([1, 0]),
+    ...     torch.tensor([7, 8, 9, 0, 0, 0]), torch.tensor([8, 5, 6, 0, 0, 0]), num_rows=1,
+    ...     accept_lens=accept_lens, new_seq_lens=new_seq_lens,
+    ... )
+    >>> accept_lens.tolist(), new_seq_lens.tolist()
+    ([2, 0], [4, 0])
     """
 
     def __init__(
@@ -78,13 +88,18 @@ class Chains:
         req_to_token: Tensor,
         *,
         max_bs: int,
+        num_steps: int,
         num_draft_tokens: int,
         allocated_lens: Tensor | None = None,
         topk: int = 1,
     ) -> None:
         if topk != 1:
             raise ValueError(f"topk: expected 1, since drafts are chains here, got {topk}")
-        for name, number, low in (("max_bs", max_bs, 0), ("num_draft_tokens", num_draft_tokens, 1)):
+        for name, number, low in (
+            ("max_bs", max_bs, 0),
+            ("num_steps", num_steps, 1),
+            ("num_draft_tokens", num_draft_tokens, 1),
+        ):
             if number < low:
                 raise ValueError(f"{name}: expected at least {low}, got {number}")
         device, width = req_to_token.device, num_draft_tokens
@@ -97,15 +112,74 @@ class Chains:
             "num_pages": allocated_lens,
             "page_size": 1,
         }
+        self._num_steps = num_steps
         self._width = width
         self.qo_indptr = rows * width
         # Rows as if nothing of them were cached. `advance` moves them behind what is.
         self._count_index = rows[:max_bs]
         self._lens = torch.full((max_bs,), width, device=device)
         self._positions = torch.arange(width, device=device).repeat(max_bs)
-        self._moved_lens = torch.empty_like(self._lens)
+        self._moved_lens = torch.zeros_like(self._lens)
         self._moved_positions = torch.empty_like(self._positions)
-        self._workspace = ops.workspace(max_bs, device=device) if device.type == "cuda" else None
+        self._workspace = self._draft_workspace = None
+        if device.type == "cuda":
+            self._workspace = ops.workspace(max_bs, device=device)
+            self._draft_workspace = ops.workspace(max_bs, num_steps=num_steps, device=device)
+
+    def draft(
+        self,
+        req_pool_indices: Tensor,
+        seq_lens: Tensor,
+        *,
+        num_rows: Tensor | int | None = None,
+        out_cache_loc: Tensor,
+        positions: Tensor | None = None,
+        kv_indptr: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        status: Tensor | None = None,
+    ) -> None:
+        """Lay out the K passes of the draft loop, of one token a row each.
+
+        Parameters
+        ----------
+        req_pool_indices : int32 or int64 [B]
+            The request of each row, -1 for none. B is at most ``max_bs``.
+        seq_lens : int32 or int64 [B]
+            Tokens of each row that have KV; a row of 0 is padding. Of rows that are padding, it is
+            not read.
+        num_rows : int32 [1] tensor or int, optional
+            Rows that carry requests (``raw_bs``); those behind are padding. An int is frozen by
+            capture. Absent: all B.
+        out_cache_loc : int64 [B*K], written
+            Where the KV of row b's token in step k goes, at ``b * K + k``.
+        positions : int32 or int64 [B], written, optional
+            ``seq_lens``: the position of the first step's token. The engine counts on from there.
+        kv_indptr : int32 [K, B+1], written, optional
+        kv_indices : int32 [K, C], written, optional
+            The slots that attention reads in each step, row after row. Too small: the rows that do
+            not fit are padding in that step (OVERFLOW).
+        status : int32 [requests+1], updated, optional
+            Faults are OR-ed in (:class:`specmeta.Status`).
+
+        Raises
+        ------
+        RuntimeError
+            A tensor that cannot be right; nothing has been written then.
+        """
+        ops.draft_lists(
+            seq_lens,
+            num_steps=self._num_steps,
+            row_to_slot=req_pool_indices,
+            num_rows=num_rows,
+            slot_mapping=out_cache_loc,
+            position_ids=positions,
+            kv_indptr=kv_indptr,
+            kv_indices=kv_indices,
+            status=status,
+            workspace=self._draft_workspace,
+            **self._pool,
+            **_PADDING,
+        )
 
     def extend(
         self,
@@ -168,4 +242,75 @@ class Chains:
             workspace=self._workspace,
             **self._pool,
             **_PADDING,
+        )
+
+    def commit(
+        self,
+        req_pool_indices: Tensor,
+        draft_token: Tensor,
+        target_predict: Tensor,
+        *,
+        num_rows: Tensor | int | None = None,
+        accept_lens: Tensor | None = None,
+        num_correct_drafts: Tensor | None = None,
+        new_seq_lens: Tensor | None = None,
+        bonus_tokens: Tensor | None = None,
+        select_index: Tensor | None = None,
+        predict: Tensor | None = None,
+        status: Tensor | None = None,
+    ) -> None:
+        """Accept the leading drafts that the target also chose: what the verify pass leaves.
+
+        The rows are those of the last `extend`, whose lengths are taken; a row that was emptied
+        there is padding here.
+
+        Parameters
+        ----------
+        req_pool_indices : int32 or int64 [B]
+            The request of each row, -1 for none.
+        draft_token : int32 or int64 [B*W]
+            The query tokens of the verify pass.
+        target_predict : int32 or int64 [B*W]
+            The target's choice after each of them. With sampling, what the sampler left in
+            ``predict``: the count is its own, as long as it never draws a draft that it rejected.
+        num_rows : int32 [1] tensor or int, optional
+            Rows that carry requests (``raw_bs``). Absent: all B.
+        accept_lens : int32 or int64 [B], written, optional
+            Accepted drafts and the bonus token; 0 for padding.
+        num_correct_drafts : int32 or int64 [B], written, optional
+            Accepted drafts.
+        new_seq_lens : int32 or int64 [B], written, optional
+            ``seq_lens + accept_lens``; 0 for padding.
+        bonus_tokens : int32 or int64 [B], written, optional
+            0 for padding.
+        select_index : int32 or int64 [B], written, optional
+            The query token that was accepted last, ``b * W + accept_lens - 1``; the row's first
+            one for padding.
+        predict : int32 or int64 [B*W], written, optional
+            The accepted tokens, each where its draft's predecessor stands, then the bonus token,
+            then 0: the input ids of the draft's extend pass.
+        status : int32 [requests+1], updated, optional
+            Faults are OR-ed in (:class:`specmeta.Status`).
+
+        Raises
+        ------
+        RuntimeError
+            A tensor that cannot be right; nothing has been written then.
+        """
+        bs = len(req_pool_indices)
+        ops.accept_greedy(
+            target_predict,
+            draft_token,
+            cu_seqlens_q=self.qo_indptr[: bs + 1],
+            row_to_slot=req_pool_indices,
+            num_rows=num_rows,
+            seq_lens=self._moved_lens[:bs],
+            num_accepted=num_correct_drafts,
+            num_sampled=accept_lens,
+            seq_lens_out=new_seq_lens,
+            next_tokens=bonus_tokens,
+            token_indices=select_index,
+            draft_input_ids=predict,
+            status=status,
+            workspace=self._workspace,
         )
