@@ -10,15 +10,19 @@ SMOLLM2_ARGS ?=
 BENCH_ARGS ?=
 SPECMETA_CUDA ?= auto
 BUILT := $(VENV)/.built-$(SPECMETA_CUDA)
+# vLLM's environment: its torch is the same, its transformers is older.
+VLLM := .venv-vllm
+VLLM_ARGS ?=
 export SPECMETA_CUDA
 CXX_SOURCES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build demo smollm2 bench test lint format wheel clean
+.PHONY: help setup build demo smollm2 bench test test-vllm lint format wheel clean
 
 help:
 	@echo "make demo    generate text with the built-in model, speculating through specmeta"
 	@echo "make smollm2 let SmolLM2 answer a question (93 MB are downloaded the first time)"
 	@echo "make test    run every test"
+	@echo "make test-vllm  serve with vLLM on the CPU, in an environment of its own (VLLM_ARGS=...)"
 	@echo "make lint    ruff, mypy, clang-format"
 	@echo "make bench   measure every operation beside what one would write instead (BENCH_ARGS=--short)"
 	@echo "make wheel   build dist/*.whl and run it in a clean environment"
@@ -56,6 +60,20 @@ bench: build
 test: build
 	@echo "== running the tests"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+$(VLLM)/.installed: tools/vllm-requirements.txt
+	@echo "== setting up $(VLLM)"
+	@test -x $(VLLM)/bin/pip || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet $$(grep ^torch== requirements.txt)
+	@$(VLLM)/bin/python -m pip install --quiet --no-deps --requirement $<
+	@touch $@
+
+test-vllm: build $(VLLM)/.installed
+	@echo "== serving with vLLM"
+	@rm -rf build/lib* build/bdist* build/vllm
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/vllm .
+	@$(VLLM)/bin/python -m pip install --quiet --no-deps --force-reinstall build/vllm/specmeta-*.whl
+	@SPECMETA_VLLM_PYTHON="$(CURDIR)/$(VLLM)/bin/python" $(BIN)/python -m pytest tests/test_vllm.py $(VLLM_ARGS)
 
 lint: build
 	@$(BIN)/ruff check .
