@@ -84,6 +84,11 @@ class Generator {
     for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = value(i);
     return buffers_.add(name, values, stride, width);
   }
+  uint8_t* flags(const char* name, int64_t n, double probability) {
+    std::vector<uint8_t> values(static_cast<size_t>(n));
+    for (uint8_t& value : values) value = random_.chance(probability);
+    return buffers_.add(name, values);
+  }
   template <class Value>
   Ints ints(const char* name, int64_t n, Value value, int64_t stride = 1, int64_t width = 1) {
     const bool wide = random_.chance(0.5);
@@ -107,6 +112,12 @@ class Generator {
   // Outputs: full of poison.
   int32_t* int32_out(const char* name, int64_t n) {
     return int32(name, n, [this](int64_t) { return wild(); });
+  }
+  int64_t* int64_out(const char* name, int64_t n) {
+    return int64(name, n, [this](int64_t) { return wild(); });
+  }
+  uint8_t* flags_out(const char* name, int64_t n) {
+    return buffers_.add(name, std::vector<uint8_t>(static_cast<size_t>(n), 0x7b));
   }
   Ints ints_out(const char* name, int64_t n) {
     return ints(name, n, [this](int64_t) { return wild(); });
@@ -222,6 +233,7 @@ class Generator {
     layout.pad_page = random_.pick<int32_t>({0, 99, -1, INT32_MAX});
     layout.pad_slot = random_.pick<int64_t>({-1, 7, INT64_MIN});
     if (given()) layout.cached_lens = int32_out("cached_lens", rows);
+    if (given()) layout.use_initial_states = flags_out("use_initial_states", rows);
     if (given()) layout.padded_seq_lens = ints_out("padded_seq_lens", rows);
     if (given()) layout.pages_per_seq = int32_out("pages_per_seq", rows);
     if (given()) layout.last_page_len = int32_out("last_page_len", rows);
@@ -238,8 +250,14 @@ class Generator {
       layout.block_table = table_out("block_table", rows, random_.chance(0.6) ? width : random_.between(0, width + 2));
       layout.table_parts = Divider(max64((layout.block_table.width + kTablePart - 1) / kTablePart, 1));
     }
-    if (given()) layout.slot_mapping = int64("slot_mapping", tokens, [this](int64_t) { return wild(); });
+    if (given()) layout.slot_mapping = make_slot_mapping(layout.num_slots);
     return layout;
+  }
+
+  // As long as there are tokens, or longer.
+  int64_t* make_slot_mapping(int32_t& num_slots) {
+    num_slots = static_cast<int32_t>(tokens + random_.pick({0, 0, 1, 9}));
+    return int64_out("slot_mapping", num_slots);
   }
 
  private:

@@ -111,6 +111,7 @@ class Buffers {
   static int64_t read(const char* from, size_t element) {
     int32_t narrow;
     int64_t wide;
+    if (element == 1) return static_cast<unsigned char>(*from);
     std::memcpy(element == 4 ? static_cast<void*>(&narrow) : &wide, from, element);
     return element == 4 ? narrow : wide;
   }
