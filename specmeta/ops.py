@@ -997,7 +997,7 @@ def draft_lists(
         Where each row's used pages begin in the step's row of `kv_indices`.
     kv_indices : int32 [K, C], written, optional
         The used pages of all rows, then `pad_page`. Too small: the rows that do not fit are emptied
-        in that step and all later ones (OVERFLOW).
+        in that step (OVERFLOW).
     slot_mapping : int64 [B*K], written, optional
         Where the KV of row b's token in step k is stored, at `b * K + k`.
     status : int32 [S+1], or [B] without `row_to_slot`, updated, optional

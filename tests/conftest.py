@@ -22,6 +22,7 @@ OPERATIONS = (
     "count_sampled",
     "locate_sampled",
     "map_slots",
+    "draft_lists",
     "draft_step",
 )
 DEFAULT_EXAMPLES = 2_000  # of each operation

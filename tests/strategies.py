@@ -256,14 +256,7 @@ class Source:
 
     def add_layout(self) -> None:
         """Padding values and the outputs that follow from the lengths, but for `slot_mapping`."""
-        rng = self.rng
-        if self.given():
-            self.call["pad_page"] = rng.choice((99999, -3, INT32_MAX, INT32_MIN))
-        if self.given():
-            self.call["pad_slot"] = rng.choice((0, -2, 2**62, -(2**63)))
-        padded = int(self.given())
-        if padded:
-            self.call["pad_seq_len"] = 1
+        self.add_padding()
         for name in BY_ROW_OUTPUTS:
             self.add_output(name, self.rows, either=name == "padded_seq_lens")
         if self.given():
@@ -272,9 +265,20 @@ class Source:
         if self.block_width is not None:
             self.add("block_table", self.output(self.rows, self.block_width))
         if self.given() and self.allocation != "none" and self.chance(0.7):
-            least, enough = padded * self.rows, self.most_pages + padded * self.rows
-            size = rng.choice((enough, enough, enough + 3, rng.randint(least, enough)))
-            self.add("kv_indices", self.output(size))
+            self.add("kv_indices", self.output(self.kv_capacity()))
+
+    def add_padding(self) -> None:
+        if self.given():
+            self.call["pad_page"] = self.rng.choice((99999, -3, INT32_MAX, INT32_MIN))
+        if self.given():
+            self.call["pad_slot"] = self.rng.choice((0, -2, 2**62, -(2**63)))
+        if self.given():
+            self.call["pad_seq_len"] = 1
+
+    def kv_capacity(self) -> int:
+        least = self.rows if "pad_seq_len" in self.call else 0
+        enough = self.most_pages + least
+        return self.rng.choice((enough, enough, enough + 3, self.rng.randint(least, enough)))
 
     def add_slot_mapping(self) -> None:
         if self.given() and self.allocation != "none":
@@ -400,7 +404,8 @@ def _add_acceptance(source: Source, most_drafts: int | None) -> None:
         call["position_ids"] = source.tensor(positions, either=True)
         source.add_output("last_position_ids", rows, either=True)
     source.add_pad_token()
-    if source.given():
+    with_state = source.given()
+    if with_state or source.given():
         ledger_len = rng.randint(0, 12)
         lengths, known = [], [source.value(0, ledger_len, WILD32) for _ in range(source.slots)]
         for b, s in enumerate(source.slot_of):
@@ -411,8 +416,9 @@ def _add_acceptance(source: Source, most_drafts: int | None) -> None:
             lengths.append(0 if source.chance(0.05) else source.value(length, length))
             if s is not None and source.chance(0.8):
                 known[s] = source.value(length - q, length + 1, WILD32)
-        ids = [[source.token() + 10 for _ in range(ledger_len)] for _ in range(source.slots)]
         call["seq_lens"] = source.tensor(lengths, either=True)
+    if with_state:
+        ids = [[source.token() + 10 for _ in range(ledger_len)] for _ in range(source.slots)]
         call["known_lens"] = source.tensor(known)
         committed = [source.value(0, 12, WILD32) for _ in range(source.slots)]
         call["committed_lens"] = source.tensor(committed)
@@ -422,8 +428,11 @@ def _add_acceptance(source: Source, most_drafts: int | None) -> None:
             call["num_drafts"] = source.tensor(drafts)
     source.add_output("num_accepted", rows, either=True)
     source.add_output("num_rejected", rows)
+    source.add_output("num_sampled", rows, either=True)
     source.add_output("next_tokens", rows, either=True)
-    source.add_output("token_indices", rows)
+    source.add_output("token_indices", rows, either=True)
+    if "seq_lens" in call:
+        source.add_output("seq_lens_out", rows, either=True)
     if "input_ids" in call:
         source.add_output("draft_input_ids", source.num_tokens, either=True)
 
@@ -573,6 +582,31 @@ def map_slots_calls(draw: Callable[[Any], Any]) -> Call:
     call["slot_mapping"] = source.slots_of_tokens()
     if source.given():
         call["pad_slot"] = rng.choice((0, -2, 2**62, -(2**63)))
+    return call
+
+
+@st.composite
+def draft_lists_calls(draw: Callable[[Any], Any]) -> Call:
+    """Arguments of `draft_lists`."""
+    source = Source(draw, repeated_slots=True)
+    call, rng, rows = source.call, source.rng, source.rows
+    source.add_rows()
+    source.add_pages()
+    source.add_padding()
+    steps = call["num_steps"] = rng.choice((1, 2, 3, 3, 4, 9))
+    lengths = []
+    for b in range(rows):
+        ahead = rng.randint(0, steps)  # often one of the steps is the first without room
+        lengths.append(source.length(source.row_capacity(b), low=ahead) - ahead)
+    call["seq_lens"] = source.tensor(lengths, either=True)
+    source.add_output("position_ids", rows, either=True)
+    source.add_output("last_page_len", steps, rows)
+    source.add_output("kv_indptr", steps, rows + 1)
+    if source.allocation != "none":
+        if source.given():
+            call["kv_indices"] = source.output(steps, source.kv_capacity())
+        if source.given():
+            call["slot_mapping"] = poisoned(rows * steps, dtype=torch.int64)
     return call
 
 

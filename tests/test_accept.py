@@ -30,6 +30,14 @@ VERIFY: Call = {
     "tokens": [[11, 12, 13, 14, 15, 16, 17, 0]],
 }
 
+COMMITTED: Call = {
+    "committed_lens": [6],
+    "known_lens": [7],
+    "num_drafts": [0],
+    "tokens": [[11, 12, 13, 14, 15, 16, 99, 0]],
+    "status": [0],
+}
+
 
 @pytest.mark.random
 @given(call=accept_greedy_calls())
@@ -202,6 +210,98 @@ def test_one_token_a_row(check: Check) -> None:
     )
 
 
+# --- What stands, for engines that keep the lengths themselves
+
+
+def test_what_stands_of_a_row(check: Check) -> None:
+    """Some drafts, all of them, none, and a row without drafts; no state is needed."""
+    check(
+        "accept_greedy",
+        {
+            "target_tokens": [1, 9, 3, 4, 5, 6, 9, 8, 9, 7],
+            "input_ids": [0, 1, 2, 3, 4, 5, 3, 3, 3, 3],
+            "cu_seqlens_q": [0, 3, 6, 9, 10],
+            "seq_lens": [13, 3, 2**20, 1],
+        },
+        {
+            "num_accepted": [1, 2, 0, 0],
+            "num_sampled": [2, 3, 1, 1],
+            "num_rejected": [1, 0, 2, 0],
+            "seq_lens_out": [12, 3, 2**20 - 2, 1],
+            "token_indices": [1, 5, 6, 9],
+            "status": [0, 0, 0, 0],
+        },
+    )
+
+
+def test_nothing_stands_of_an_empty_row(check: Check) -> None:
+    """No slot, length 0 or below the query, no tokens, past num_rows."""
+    check(
+        "accept_greedy",
+        {
+            "target_tokens": [5, 6, 7, 8, 9, 5],
+            "input_ids": [1, 5, 3, 4, 5, 6],
+            "cu_seqlens_q": [0, 2, 3, 4, 6, 6, 6],
+            "row_to_slot": [4, -1, 0, 1, 2, 3],
+            "num_rows": 5,
+            "seq_lens": [9, 9, 0, 1, 9, 9],
+            "status": [0] * 6,
+        },
+        {
+            "num_sampled": [2, 0, 0, 0, 0, 0],
+            "seq_lens_out": [9, 0, 0, 0, 0, 0],
+            "status": [0, int(Status.UNDERFLOW), 0, 0, 0, 0],
+        },
+    )
+
+
+@pytest.mark.parametrize("state", [{}, {"committed_lens": [4], "known_lens": [5]}])
+def test_a_void_step_leaves_none_of_its_tokens(check: Check, state: Call) -> None:
+    """The length before the pass, so that the step can be tried again."""
+    if state:
+        state = {**state, "tokens": VERIFY["tokens"]}
+    check(
+        "accept_sampled",
+        {
+            "sampled_tokens": [[-1, 7, 7]],
+            "vocab_size": 100,
+            "cu_seqlens_q": [0, 3],
+            "seq_lens": [7],
+            **state,
+        },
+        {
+            "num_sampled": [0],
+            "num_accepted": [0],
+            "num_rejected": [2],
+            "seq_lens_out": [4],
+            "status": [int(Status.BAD_COUNT)],
+            **state,
+        },
+    )
+
+
+def test_the_kept_length_is_the_committed_one(check: Check) -> None:
+    check("accept_greedy", VERIFY, {"seq_lens_out": [6], "num_sampled": [2]} | COMMITTED)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_dtypes_of_what_stands(device: str, dtype: torch.dtype) -> None:
+    """Each output may be of either type; a length that int32 does not hold saturates there."""
+    call = {
+        "target_tokens": torch.tensor([5, 6]),
+        "input_ids": torch.tensor([1, 5]),
+        "cu_seqlens_q": torch.tensor([0, 2], dtype=torch.int32),
+        "seq_lens": torch.tensor([2**35]),
+        "num_sampled": poisoned(1, dtype=dtype),
+        "seq_lens_out": poisoned(1, dtype=dtype),
+        "token_indices": poisoned(1, dtype=dtype),
+    }
+    left = run_both(specmeta.accept_greedy, reference.accept_greedy, call, device)
+    assert left["num_sampled"].tolist() == [2]
+    assert left["seq_lens_out"].tolist() == [min(2**35, torch.iinfo(dtype).max)]
+    assert left["token_indices"].tolist() == [1]
+
+
 # --- Empty rows
 
 
@@ -343,17 +443,7 @@ def test_status_alone_tells_the_slots(check: Check) -> None:
 
 
 def test_a_row_commits(check: Check) -> None:
-    check(
-        "accept_greedy",
-        VERIFY,
-        {
-            "committed_lens": [6],
-            "known_lens": [7],
-            "num_drafts": [0],
-            "tokens": [[11, 12, 13, 14, 15, 16, 99, 0]],
-            "status": [0],
-        },
-    )
+    check("accept_greedy", VERIFY, COMMITTED)
 
 
 def test_a_chunk_of_a_prompt_emits_nothing(check: Check) -> None:

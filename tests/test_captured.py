@@ -67,7 +67,10 @@ class Replayed:
             {dtype: buffer.to(device) for dtype, buffer in expected._buffers.items()}
             for expected in self._expected
         ]
-        self.workspace = specmeta.workspace(rows, device=device) if with_workspace else None
+        self.workspace = None
+        if with_workspace:
+            steps = values.get("num_steps", 1)
+            self.workspace = specmeta.workspace(rows, num_steps=steps, device=device)
         self.call = functools.partial(
             getattr(specmeta, operation),
             **values,
@@ -111,6 +114,7 @@ def test_replays(operation: str, rows: int, with_workspace: bool, device: str) -
         ("draft_step", "draft_step"),
         ("accept_greedy", "accept_sampled"),
         ("locate_sampled", "map_slots"),
+        ("draft_lists", "draft_lists"),
     ],
     ids=" and ".join,
 )

@@ -207,7 +207,8 @@ def test_rows_and_slots(operation: str) -> None:
     else:
         wrong = _without(operation, "row_to_slot")
         _refused(operation, wrong, "status", r"shape \[B\] = \[3\], got \[5\]")
-    needed = specmeta.workspace(3).numel()
+    steps = call.get("num_steps", 1)
+    needed = specmeta.workspace(3, num_steps=steps).numel()
     _refused(
         operation,
         call | {"workspace": specmeta.workspace(2)},
@@ -240,6 +241,8 @@ def test_companions_of_accept(operation: str) -> None:
             operation, _without(operation, name), name, "a tensor, since .* is given, got None"
         )
     _refused(operation, _without(operation, "seq_lens"), "committed_lens", "seq_lens beside it")
+    bare = _without(operation, "seq_lens", "num_drafts", *state)
+    _refused(operation, bare, "seq_lens_out", "seq_lens beside it, got neither")
     _refused(operation, _without(operation, *state), "num_drafts", "committed_lens beside it")
     _refused(operation, _without(operation, "position_ids"), "last_position_ids", "position_ids")
     empty = torch.zeros(3, 0, dtype=torch.int64)
@@ -301,6 +304,8 @@ def test_the_table_is_the_wrapper(operation: str) -> None:
         shape = argument.shape.replace(",", ", ")
         if operation in ACCEPT:
             shape = shape.replace("B, W", "B, K+1")
+        if operation == "draft_lists":
+            shape = shape.replace("T", "B*K")
         line = re.search(rf"^ *{argument.name} : (.*)$", function.__doc__, re.MULTILINE)
         assert line, argument.name
         assert line[1].startswith(f"{dtype} [{shape}]"), line[0]

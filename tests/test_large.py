@@ -102,6 +102,21 @@ def _call(operation: str, page_size: int) -> dict[str, Any]:
             | {name: paged[name] for name in names}
             | {"position_ids": random(-1, 6 * page_size + 2, tokens), "cu_seqlens_q": cu}
         )
+    if operation == "draft_lists":
+        names = ("page_size", "page_table", "num_pages")
+        return (
+            rows
+            | {name: paged[name] for name in names}
+            | {
+                "seq_lens": lens,
+                "num_steps": 3,
+                "position_ids": torch.zeros(ROWS, dtype=torch.int64),
+                "last_page_len": torch.zeros(3, ROWS, dtype=torch.int32),
+                "kv_indptr": torch.zeros(3, ROWS + 1, dtype=torch.int32),
+                "kv_indices": torch.zeros(3, 2 * ROWS, dtype=torch.int32),  # too small for some
+                "slot_mapping": torch.zeros(3 * ROWS, dtype=torch.int64),
+            }
+        )
     call = {
         "input_ids": ids,
         "cu_seqlens_q": cu,
@@ -114,6 +129,8 @@ def _call(operation: str, page_size: int) -> dict[str, Any]:
         "num_drafts": random(0, 5, ROWS),
         "num_accepted": torch.zeros(ROWS, dtype=torch.int32),
         "num_rejected": torch.zeros(ROWS, dtype=torch.int32),
+        "num_sampled": torch.zeros(ROWS, dtype=torch.int32),
+        "seq_lens_out": torch.zeros(ROWS, dtype=torch.int32),
         "next_tokens": torch.zeros(ROWS, dtype=torch.int64),
         "token_indices": torch.zeros(ROWS, dtype=torch.int32),
         "accepted_tokens": torch.zeros(ROWS, drafts + 1, dtype=torch.int64),

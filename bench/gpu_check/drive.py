@@ -27,6 +27,7 @@ OPERATIONS = (
     "count_sampled",
     "locate_sampled",
     "map_slots",
+    "draft_lists",
     "draft_step",
 )
 # Rows and page size: one block; a block's last row, and one more; several blocks.
@@ -111,6 +112,19 @@ def make_call(operation: str, rows: int, page_size: int, *, seed: int = 0) -> di
             "page_table": paged["page_table"],
             "num_pages": paged["num_pages"],
         }
+    if operation == "draft_lists":
+        return call | {
+            "seq_lens": lens,
+            "num_steps": _DRAFTS,
+            "page_size": page_size,
+            "page_table": paged["page_table"],
+            "num_pages": paged["num_pages"],
+            "position_ids": ids(rows),
+            "last_page_len": out(_DRAFTS, rows),
+            "kv_indptr": out(_DRAFTS, rows + 1),
+            "kv_indices": out(_DRAFTS, 2 * rows + 1),  # too few for some
+            "slot_mapping": ids(_DRAFTS * rows),
+        }
     ledger = random(0, 999, rows, _PAGES * page_size + 8)
     if operation == "advance":
         return call | paged | {
@@ -155,6 +169,8 @@ def make_call(operation: str, rows: int, page_size: int, *, seed: int = 0) -> di
         "num_drafts": random(0, _DRAFTS, rows),
         "num_accepted": out(rows),
         "num_rejected": out(rows),
+        "num_sampled": out(rows),
+        "seq_lens_out": out(rows),
         "next_tokens": ids(rows),
         "token_indices": out(rows),
         "accepted_tokens": ids(rows, _DRAFTS + 1),
@@ -170,16 +186,18 @@ def drive_sizes(device: torch.device) -> int:
     """Compare every operation with its reference; return how many calls there were.
 
     All that the device reads comes by copies: no kernel runs but the operations' own. Each tensor
-    is an allocation of its own, where a sanitizer has torch ask for each. All launches share one
-    workspace, which each must leave ready for the next, of whatever size.
+    is an allocation of its own, where a sanitizer has torch ask for each. All launches of as many
+    steps share one workspace, which each must leave ready for the next, of whatever size.
     """
     count = 0
-    workspace = specmeta.workspace(max(rows for rows, _ in SIZES)).to(device)
+    most_rows = max(rows for rows, _ in SIZES)
+    workspaces = {k: specmeta.workspace(most_rows, num_steps=k).to(device) for k in (1, _DRAFTS)}
     for operation in OPERATIONS:
         for seed, (rows, page_size) in enumerate(SIZES):
             call = make_call(operation, rows, page_size, seed=seed)
             expected = {name: copy.deepcopy(value) for name, value in call.items()}
             getattr(reference, operation)(**expected)
+            workspace = workspaces[call.get("num_steps", 1)]
             for scratch in (None, workspace, workspace):
                 # Said before, so that a call that never ends is the last one in the log.
                 print(f"{operation}, {rows} rows, workspace: {scratch is not None}", flush=True)
