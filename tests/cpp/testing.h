@@ -175,9 +175,10 @@ void run_threads(ThreadPool& pool, const Grid& grid, const Params& params, std::
 //   --skip-sync I  the I-th of these places does nothing, and nothing is compared
 //
 // `make(random, buffers, many_rows)` returns the parameters. Bits of `status` that no case raised, of those in
-// `faults`, are an error: the cases would be too tame.
+// `faults`, are an error: the cases would be too tame. `most_blocks`: 1 for an operation that one Cta does alone.
 template <class Row, class Make, class Operation>
-int compare_with_serial(int argc, char** argv, int32_t faults, Make make, Operation operation) {
+int compare_with_serial(int argc, char** argv, int32_t faults, Make make, Operation operation,
+                        int32_t most_blocks = INT32_MAX) {
   const int64_t cases = option(argc, argv, "--cases", 600);
   const int64_t only = option(argc, argv, "--case", -1);
   const int64_t num_syncs = option(argc, argv, "--syncs", -1);
@@ -220,6 +221,7 @@ int compare_with_serial(int argc, char** argv, int32_t faults, Make make, Operat
 
     for (size_t k = 0; k < kNumGrids; ++k) {
       const Grid& grid = kGrids[k];
+      if (grid.blocks > most_blocks) continue;
       if (grid.threads == 64 && (!many_rows || (grid.blocks > 1 && i % 32))) continue;
       SPECMETA_CHECK(params.rows.batch <= kMostRows, "%d rows", params.rows.batch);
       if (grid.blocks == 16 && i % 4) continue;

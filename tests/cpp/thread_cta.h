@@ -150,6 +150,7 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
   void atomic_or(int32_t* at, int32_t bits) const { __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
 
   int32_t num_blocks() const { return num_blocks_; }
+  int32_t step() const { return 0; }
   int64_t least_share() const { return least_share_; }
   Row* records() { return this->template records_as<Row>(); }
   int64_t* state() const { return shared_.state; }
