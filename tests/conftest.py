@@ -21,6 +21,7 @@ OPERATIONS = (
     "accept_sampled",
     "count_sampled",
     "locate_sampled",
+    "keep_last",
     "map_slots",
     "draft_lists",
     "draft_step",

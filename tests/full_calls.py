@@ -147,6 +147,18 @@ def calls() -> dict[str, dict[str, Any]]:
             "status": torch.zeros(S + 1, dtype=torch.int32),
             **_rows(),
         },
+        "keep_last": {
+            "cu_seqlens_q": _i32(0, 3, 3, 6),
+            "seq_lens": _i32(7, 4, 10),
+            "num_rows": _i32(B),
+            "pad_token": 0,
+            "input_ids": torch.tensor([4, 5, 6, 7, 8, 9, 0, 0]),
+            "position_ids": torch.tensor([4, 5, 6, 7, 8, 9, 0, 0]),
+            "query_lens": torch.zeros(B, dtype=torch.int32),
+            "cached_lens": torch.zeros(B, dtype=torch.int32),
+            "use_initial_states": torch.zeros(B, dtype=torch.bool),
+            "status": torch.zeros(B, dtype=torch.int32),
+        },
         "map_slots": {
             "position_ids": torch.tensor([4, 5, 6, 7, 8, 9, 0, 0]),
             "slot_mapping": torch.zeros(T + 2, dtype=torch.int64),

@@ -544,8 +544,8 @@ def keep_last_calls(draw: Callable[[Any], Any]) -> Call:
     del call["page_size"]
     source.add_rows()
     source.add_query_tokens()
-    if "cu_seqlens_q" not in call:  # so few tokens that they move to the right
-        query = source.query_lens = [rng.choice((0, 0, 0, 1, 2)) for _ in range(rows)]
+    if "cu_seqlens_q" not in call or source.chance(0.3):  # so few tokens that they move right
+        query = source.query_lens = [rng.choice((0, 0, 1, 1, 2)) for _ in range(rows)]
         call["cu_seqlens_q"] = source.tensor([sum(query[:b]) for b in range(rows + 1)])
         source.num_tokens = sum(query)
     tokens = max(source.num_tokens, rows)

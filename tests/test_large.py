@@ -95,6 +95,17 @@ def _call(operation: str, page_size: int) -> dict[str, Any]:
             "num_rejected": torch.zeros(ROWS, dtype=torch.int32),
             "token_indices": torch.zeros(ROWS, dtype=torch.int32),
         }
+    if operation == "keep_last":
+        few = torch.where(torch.arange(ROWS) % 2_000 < 1_500, query.clamp(max=1), query)
+        return {
+            "cu_seqlens_q": torch.cat([cu[:1], few.cumsum(0, dtype=torch.int32)]),
+            "seq_lens": lens,
+            "num_rows": ROWS - 100,
+            "input_ids": ids,
+            "position_ids": positions,
+            "cached_lens": paged["cached_lens"],
+            "status": torch.zeros(ROWS, dtype=torch.int32),
+        }
     if operation == "map_slots":
         names = ("page_size", "page_table", "num_pages", "slot_mapping")
         return (
