@@ -33,8 +33,8 @@ def test_random_arguments(device: str, count_example: Callable[[], object], call
     [
         ([3, 2, 1], [12, 14, 15]),  # to the left
         ([1, 1, 1], [10, 11, 12]),  # nowhere
-        ([0, 0, 0, 1, 1, 1], [0, 0, 0, 10, 11, 12]),  # to the right, each over the next one's place
-        ([0, 0, 0, 2, 1, 1], [0, 0, 0, 11, 12, 13]),
+        ([0, 0, 0, 1, 1, 1], [0, 0, 0, 10, 11, 12]),  # to the right
+        ([0, 0, 0, 2, 1, 1], [0, 0, 0, 11, 12, 13]),  # the first to where the last one stands
         ([3, 0, 0, 0, 1, 1], [12, 0, 0, 0, 13, 14]),  # both ways
         ([0, 0, 1, 4, 1], [0, 0, 10, 14, 15]),  # to the right first, then to the left
         ([1, 0, 1, 0, 0, 3, 0], [10, 0, 11, 0, 0, 14, 0]),
