@@ -45,10 +45,13 @@ AcceptParams make(Random& random, Buffers& buffers, bool many_rows) {
   if (p.input_ids && make.given()) p.draft_input_ids = make.ints_out("draft_input_ids", tokens);
   if (p.input_ids || p.position_ids) p.rows.tokens = tokens;
 
-  if (state) {
-    std::vector<int64_t> lengths;
-    for (int64_t b = 0; b < rows; ++b) lengths.push_back(make.length(make.query[b]));
+  std::vector<int64_t> lengths;
+  for (int64_t b = 0; b < rows; ++b) lengths.push_back(make.length(make.query[b]));
+  if (state || make.given()) {
     p.seq_lens = make.ints("seq_lens", rows, [&](int64_t b) { return lengths[b]; });
+    if (make.given()) p.seq_lens_out = make.ints_out("seq_lens_out", rows);
+  }
+  if (state) {
     std::vector<int64_t> known(static_cast<size_t>(slots));
     for (int64_t s = 0; s < slots; ++s) known[s] = make.length(0);
     for (int64_t b = 0; b < rows; ++b) {  // mostly one that the row's tokens fit
@@ -63,8 +66,9 @@ AcceptParams make(Random& random, Buffers& buffers, bool many_rows) {
   }
   if (make.given()) p.num_accepted = make.ints_out("num_accepted", rows);
   if (make.given()) p.num_rejected = make.int32_out("num_rejected", rows);
+  if (make.given()) p.num_sampled = make.ints_out("num_sampled", rows);
   if (make.given()) p.next_tokens = make.ints_out("next_tokens", rows);
-  if (make.given()) p.token_indices = make.int32_out("token_indices", rows);
+  if (make.given()) p.token_indices = make.ints_out("token_indices", rows);
   p.pad_token = random.pick({0, 1, -1});
   return p;
 }

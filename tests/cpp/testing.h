@@ -143,26 +143,50 @@ struct Grid {
   int32_t threads;
 };
 constexpr int32_t kMostRows = 512;
+constexpr int32_t kMostSteps = 3;
+
+// How many walks a launch has, each with Ctas of its own.
+template <class Params>
+int32_t count_steps(const Params&) {
+  return 1;
+}
+inline int32_t count_steps(const DraftListsParams& params) {
+  return params.num_steps;
+}
+
+// A workspace of kMostSteps parts for launches on a grid, and where it begins.
+inline int64_t part_words(const Grid& grid) {
+  const int64_t words = WorkspaceLayout(kMostRows, grid.threads).size();
+  return (words + kSectorWords - 1) / kSectorWords * kSectorWords;
+}
+inline uint64_t* first_word(std::vector<uint64_t>& words) {
+  return words.data() + kSectorWords - reinterpret_cast<uintptr_t>(words.data()) % 32 / 8;
+}
 
 // Runs an operation once; `words` is a workspace for it. Where `pool` has the threads of one Cta, the Ctas run in turn.
+// A thread that is done with its part of a step goes on to the next, so that steps run beside each other.
 template <class Row, class Params, class Operation>
 void run_threads(ThreadPool& pool, const Grid& grid, const Params& params, std::vector<uint64_t>& words,
                  Operation operation, SyncSites& sites, uint64_t skipped) {
   using Shared = typename ThreadCta<Row>::Shared;
+  const int32_t num_steps = count_steps(params);
   std::vector<std::unique_ptr<Shared>> shared;
-  for (int32_t block = 0; block < grid.blocks; ++block) {
+  for (int32_t i = 0; i < num_steps * grid.blocks; ++i) {
     shared.push_back(std::make_unique<Shared>(grid.threads, sites, skipped));
   }
   Params with_workspace = params;
-  with_workspace.rows.workspace = words.data() + 4 - reinterpret_cast<uintptr_t>(words.data()) % 32 / 8;
-  with_workspace.rows.workspace_words = static_cast<int64_t>(words.size()) - 4;
+  with_workspace.rows.workspace = first_word(words);
+  with_workspace.rows.workspace_words = part_words(grid);
   int32_t begun = 0;
   const auto run = [&](int64_t i) {
     const auto block = begun + static_cast<int32_t>(i / grid.threads);
-    ThreadCta<Row> cta(*shared[block], static_cast<int32_t>(i % grid.threads), with_workspace.rows, grid.blocks);
-    cta.enter();
-    operation(cta, with_workspace);
-    cta.leave();
+    for (int32_t step = 0; step < num_steps; ++step) {
+      ThreadCta<Row> cta(*shared[step * grid.blocks + block], static_cast<int32_t>(i % grid.threads),
+                         with_workspace.rows, grid.blocks, /*least_share=*/3, step);
+      cta.enter();
+      operation(cta, with_workspace);
+      cta.leave();
+    }
   };
   for (; begun < grid.blocks; begun += static_cast<int32_t>(pool.size() / grid.threads)) pool.run(run);
 }
@@ -191,7 +215,7 @@ int compare_with_serial(int argc, char** argv, int32_t faults, Make make, Operat
   // Each grid has one workspace for all its launches, of whatever numbers of rows.
   std::vector<std::vector<uint64_t>> workspaces;
   for (const Grid& grid : kGrids) {
-    workspaces.emplace_back(static_cast<size_t>(WorkspaceLayout(kMostRows, grid.threads).size()) + 4);
+    workspaces.emplace_back(static_cast<size_t>(kMostSteps * part_words(grid) + kSectorWords));
   }
   int64_t runs[kNumGrids] = {};
   SyncSites sites;
@@ -224,6 +248,7 @@ int compare_with_serial(int argc, char** argv, int32_t faults, Make make, Operat
       if (grid.blocks > most_blocks) continue;
       if (grid.threads == 64 && (!many_rows || (grid.blocks > 1 && i % 32))) continue;
       SPECMETA_CHECK(params.rows.batch <= kMostRows, "%d rows", params.rows.batch);
+      SPECMETA_CHECK(count_steps(params) <= kMostSteps, "%d steps", count_steps(params));
       if (grid.blocks == 16 && i % 4) continue;
       buffers.restore();
       std::vector<uint64_t>& words = workspaces[k];
@@ -238,11 +263,13 @@ int compare_with_serial(int argc, char** argv, int32_t faults, Make make, Operat
         std::printf("case %" PRId64 ", %d x %d threads: %s\n", i, grid.blocks, grid.threads, difference.c_str());
         return 1;
       }
-      const uint64_t* first = words.data() + 4 - reinterpret_cast<uintptr_t>(words.data()) % 32 / 8;
-      const auto size = static_cast<int64_t>(words.size()) - 4;
+      const int64_t size = part_words(grid);
       const int64_t num_tail = WorkspaceLayout(kMostRows, grid.threads).num_chain_words();
-      for (int64_t word = 0; word < size; word += word == WorkspaceLayout::kHeader - 1 ? size - num_tail - word : 1) {
-        SPECMETA_CHECK(first[word] == 0, "case %" PRId64 ": word %" PRId64 " of the workspace", i, word);
+      for (int32_t step = 0; step < kMostSteps; ++step) {
+        const uint64_t* first = first_word(words) + step * size;
+        for (int64_t word = 0; word < size; word += word == WorkspaceLayout::kHeader - 1 ? size - num_tail - word : 1) {
+          SPECMETA_CHECK(first[word] == 0, "case %" PRId64 ": word %" PRId64 " of the workspace", i, word);
+        }
       }
     }
   }

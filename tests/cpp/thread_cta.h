@@ -98,8 +98,14 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
     uint64_t skipped;
   };
 
-  ThreadCta(Shared& shared, int32_t rank, const Rows& rows, int32_t num_blocks, int64_t least_share = 3)
-      : GridCta<ThreadCta>(rows), shared_(shared), rank_(rank), num_blocks_(num_blocks), least_share_(least_share) {}
+  ThreadCta(Shared& shared, int32_t rank, const Rows& rows, int32_t num_blocks, int64_t least_share = 3,
+            int32_t step = 0)
+      : GridCta<ThreadCta>(rows),
+        shared_(shared),
+        rank_(rank),
+        num_blocks_(num_blocks),
+        least_share_(least_share),
+        step_(step) {}
 
   int32_t rank() const { return rank_; }
   int32_t size() const { return static_cast<int32_t>(shared_.tile.size()); }
@@ -150,7 +156,7 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
   void atomic_or(int32_t* at, int32_t bits) const { __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
 
   int32_t num_blocks() const { return num_blocks_; }
-  int32_t step() const { return 0; }
+  int32_t step() const { return step_; }
   int64_t least_share() const { return least_share_; }
   Row* records() { return this->template records_as<Row>(); }
   int64_t* state() const { return shared_.state; }
@@ -165,6 +171,7 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
   int32_t rank_;
   int32_t num_blocks_;
   int64_t least_share_;
+  int32_t step_;
   int turn_ = 0;
 };
 
