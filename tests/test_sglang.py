@@ -307,6 +307,13 @@ def test_commit_of_a_row_that_was_emptied(width: int, device: str) -> None:
     assert status.tolist() == [0, 0, 0, 0, Status.OVERFLOW, 0, 0, 0]
 
 
+def test_commit_without_a_pass_commits_nothing(device: str) -> None:
+    chains = Chains(make_pool(0, device), max_bs=2, num_steps=3, num_draft_tokens=2)
+    ids, buffers = i64([5] * 4, device), commit_buffers(2, 2, device)
+    chains.commit(i64([4, 2], device), ids, ids, **buffers)
+    check(buffers, expected_commit([False] * 2, [0, 0], [5] * 4, [5] * 4, 2))
+
+
 # --- Faults that users met ----------------------------------------------------------------------
 
 
@@ -317,19 +324,21 @@ def test_sglang_10892_padding_keeps_nothing(device: str) -> None:
     buffers = extend_buffers(4, 3, 160, device)
     chains.extend(i64([3, 1, 6, 2], device), i64([20, 30, 10, 9], device), **buffers)
     indices, lens = [5, 2**40, -(2**40), 6], [7, POISON, -POISON, 2**62]
-    chains.extend(i64(indices, device), i64(lens, device), num_rows=1, **buffers)
+    status = torch.zeros(REQUESTS + 1, dtype=torch.int32, device=device)
+    rows = {"num_rows": 1, "status": status}
+    row_indices, row_lens = i64(indices, device), i64(lens, device)
+    chains.extend(row_indices, row_lens, **rows, **buffers)
     check(buffers, expected_extend(pool, indices, lens, 1, 3, 160))
 
     buffers = draft_buffers(4, 3, 160, device)
-    chains.draft(i64(indices, device), i64(lens, device), num_rows=1, **buffers)
+    chains.draft(row_indices, row_lens, **rows, **buffers)
     check(buffers, expected_draft(pool, indices, lens, 1, 3, 160))
 
     drafts, targets = [1, 2, 3, *[POISON] * 9], [2, 3, 4, *[-POISON] * 9]
     buffers = commit_buffers(4, 3, device)
-    chains.commit(
-        i64(indices, device), i64(drafts, device), i64(targets, device), num_rows=1, **buffers
-    )
+    chains.commit(row_indices, i64(drafts, device), i64(targets, device), **rows, **buffers)
     check(buffers, expected_commit([True] + [False] * 3, lens, drafts, targets, 3))
+    assert not status.any()
 
 
 def test_sglang_9344_slots_and_rows_are_64_bit() -> None:
