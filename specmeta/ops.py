@@ -498,7 +498,7 @@ def accept_greedy(
     num_rejected : int32 [B], written, optional
         The other drafts.
     num_sampled : int32 or int64 [B], written, optional
-        What stands: accepted drafts and the bonus token, 0 where nothing does.
+        What the step emitted: accepted drafts and the bonus token; 0 inside a prompt.
     seq_lens_out : int32 or int64 [B], written, optional
         What stands in the row's cache: `seq_lens` without the rejected drafts; without any of the
         row's tokens where nothing stands.
@@ -636,7 +636,7 @@ def accept_sampled(
     num_rejected : int32 [B], written, optional
         The other drafts.
     num_sampled : int32 or int64 [B], written, optional
-        What stands: accepted drafts and the bonus token, 0 where nothing does.
+        What the step emitted: accepted drafts and the bonus token; 0 inside a prompt.
     seq_lens_out : int32 or int64 [B], written, optional
         What stands in the row's cache: `seq_lens` without the rejected drafts; without any of the
         row's tokens where nothing stands.

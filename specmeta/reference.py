@@ -726,9 +726,9 @@ def _accept(
             rows.flag(b, BAD_COUNT)
 
         accepted[b], rejected[b] = a, nd - a
-        sampled[b] = 0 if void else a + 1
+        sampled[b] = len(ids)
         if lengths is not None:
-            kept[b] = lengths[b] - (len(span) if void else nd - a)
+            kept[b] = lengths[b] - (len(span) if void and not chunk else nd - a)
         nexts[b] = following
         indices[b] = base + a
         emitted[b] = ids
@@ -1021,7 +1021,8 @@ def locate_sampled(
     counts = _read(num_sampled, COUNT_LIMIT)
 
     rejected = [0] * rows.count
-    indices = [_clamp(cu[b], 0, INT32_MAX - 1) for b in range(rows.count)]
+    last_token = max(cu[-1], 1) - 1
+    indices = [_clamp(cu[b], 0, last_token) for b in range(rows.count)]
     for b, span in enumerate(spans):
         if not span:  # no slot, a bad pair, or no tokens
             continue

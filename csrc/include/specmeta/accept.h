@@ -29,7 +29,7 @@ struct alignas(32) AcceptRow {
 struct Acceptance {
   int32_t count = 0;  // a
   int32_t rejected = 0;
-  int32_t sampled = 0;  // a + 1, or 0 where nothing stands
+  int32_t kept = 0;     // query tokens that stand
   int32_t emitted = 0;  // ids in accepted_tokens
   int32_t base = 0;
   int64_t next = 0;
@@ -72,20 +72,21 @@ SPECMETA_HD Acceptance verify(const AcceptParams& p, int32_t b, const TokenSpan&
     a = max32(accepted.emitted - 1, 0);
   }
   accepted.count = a;
-  accepted.sampled = accepted.emitted;
   accepted.rejected = nd - a;
+  accepted.kept = accepted.emitted > 0 ? span.q() - accepted.rejected : 0;
   accepted.base = base;
   return accepted;
 }
 
 // Moves the slot's state (its length is given then).
-SPECMETA_HD void commit(const AcceptParams& p, int64_t length, RowCheck& check, Acceptance& accepted) {
+SPECMETA_HD void commit(const AcceptParams& p, int64_t length, int32_t q, RowCheck& check, Acceptance& accepted) {
   const int32_t s = check.slot;
   const int64_t committed = length - accepted.rejected;
   const int64_t ledger = p.tokens.width;
   if (committed < load(p.known_lens + s)) {  // a chunk of a longer prompt: the next token is known already
     store(p.committed_lens + s, saturate32(committed));
     accepted.emitted = 0;
+    accepted.kept = q - accepted.rejected;
     accepted.next = committed < ledger ? p.tokens.get(s, committed) : p.pad_token;
     if (committed >= ledger) check.faults |= kOverflow;
   } else if (accepted.emitted == 0) {  // void: the step can be tried again
@@ -115,7 +116,7 @@ SPECMETA_HD AcceptRow accept_row(Cta& cta, const AcceptParams& p, int32_t b, int
   if (!empty) {
     accepted = verify(p, b, span, check);
     if (p.committed_lens) {
-      commit(p, length, check, accepted);
+      commit(p, length, span.q(), check, accepted);
     } else if (accepted.emitted == 0) {
       check.faults |= kBadCount;
     }
@@ -132,9 +133,8 @@ SPECMETA_HD AcceptRow accept_row(Cta& cta, const AcceptParams& p, int32_t b, int
   if (b >= p.rows.batch) return row;
   if (p.num_accepted) p.num_accepted.set(b, accepted.count);
   if (p.num_rejected) store(p.num_rejected + b, accepted.rejected);
-  if (p.num_sampled) p.num_sampled.set(b, accepted.sampled);
-  // A void step leaves none of its tokens.
-  if (p.seq_lens_out) p.seq_lens_out.set(b, empty ? 0 : length - (accepted.sampled > 0 ? accepted.rejected : span.q()));
+  if (p.num_sampled) p.num_sampled.set(b, accepted.emitted);
+  if (p.seq_lens_out) p.seq_lens_out.set(b, empty ? 0 : length - span.q() + accepted.kept);
   if (p.next_tokens) p.next_tokens.set(b, accepted.next);
   if (p.token_indices) {
     int64_t index = row.last_token;

@@ -70,12 +70,11 @@ SPECMETA_HD void keep_last(Cta& cta, const KeepLastParams& p) {
   // Last tokens stand in the order of their rows. So where each moves to the left, or not at all, no row overwrites
   // what one behind it still has to read. Rows that move to the right, since empty ones stand before them, go the other
   // way.
+  // The passes share no element, and have read everything when they return.
   if (p.input_ids) {
     move_tokens(cta, p, trusted, live, /*backwards=*/false,
                 [](const KeptRow& row, int64_t b) { return row.from >= b; });
-    cta.sync();
     move_tokens(cta, p, trusted, live, /*backwards=*/true, [](const KeptRow& row, int64_t b) { return row.from < b; });
-    cta.sync();
   }
 
   for_all(cta, 0, p.rows.batch, [&](int32_t b) {

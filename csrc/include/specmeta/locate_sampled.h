@@ -33,7 +33,8 @@ SPECMETA_HD void locate_sampled(Cta& cta, const LocateSampledParams& p) {
           rejected = nd - static_cast<int32_t>(clamp64(sampled - 1, 0, nd));
           index -= rejected;
         } else if (b < p.rows.batch) {  // an index is always a valid one
-          index = clamp64(load(p.rows.cu_seqlens_q + b), 0, max64(p.rows.tokens - 1, 0));
+          const int32_t tokens = load(p.rows.cu_seqlens_q + p.rows.batch);
+          index = clamp64(load(p.rows.cu_seqlens_q + b), 0, max32(tokens, 1) - 1);
         }
         report(cta, p.rows, check);
         if (b < p.rows.batch) {
