@@ -31,6 +31,11 @@ KERNELS = {
     "stage": "stage",
     "accept_greedy": "accept",
     "accept_sampled": "accept",
+    "count_sampled": "count_sampled",
+    "locate_sampled": "locate_sampled",
+    "keep_last": "keep_last",
+    "draft_lists": "draft_lists",
+    "map_slots": "map_slots",
     "draft_step": "draft_step",
 }
 # What a kernel may have at most, by field of Kernel.
