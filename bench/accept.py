@@ -1,4 +1,4 @@
-"""What the benches of accept_greedy and accept_sampled share: all but how drafts are accepted."""
+"""What the benches of acceptance share: samples, and all of accept_* but how drafts are taken."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from bench.common import SWEEPS, Arguments, Case, Draw, Step, Work
 
 # The cost doesn't depend on contexts or pages.
 ACCEPT_SWEEPS = {name: SWEEPS[name] for name in ("headline", "works", "rows")}
+
+VOCAB_SIZE = 32_000
 
 Emit = Callable[[int, int, int], tuple[int, list[int]]]
 """``emit(b, base, nd)``: accepted drafts and what the step emits, the bonus token last."""
@@ -54,6 +56,15 @@ def make_case(work: Work, draw: Draw) -> Case:
         outputs=draw.put(outputs),
         ledger=draw.put({"tokens": ledger.long()}),
     )
+
+
+def draw_samples(draw: Draw) -> Arguments:
+    """Return what a sampler left: one token to all that fit in a row, each number as likely."""
+    rows, tokens = draw.work.rows, draw.work.tokens
+    sampled = draw.integers(0, VOCAB_SIZE - 1, rows, tokens).long()
+    counts = draw.integers(1, tokens, rows)
+    sampled[torch.arange(tokens) >= counts[:, None]] = -1
+    return {**draw.put({"sampled_tokens": sampled}), "vocab_size": VOCAB_SIZE}
 
 
 def host_loop(a: Arguments, emit: Emit) -> Step:

@@ -7,18 +7,12 @@ import torch
 from bench import accept
 from bench.common import Arguments, Case, Draw, Operation, Step, Work
 
-VOCAB_SIZE = 32_000
-
 
 def make_case(work: Work, device: torch.device) -> Case:
-    """Make samples: one token to all that fit, each number as likely."""
+    """Make samples beside the rest."""
     draw = Draw(work, device)
     case = accept.make_case(work, draw)
-    sampled = draw.integers(0, VOCAB_SIZE - 1, work.rows, work.tokens).long()
-    counts = draw.integers(1, work.tokens, work.rows)
-    sampled[torch.arange(work.tokens) >= counts[:, None]] = -1
-    case.inputs.update(draw.put({"sampled_tokens": sampled}))
-    case.inputs["vocab_size"] = VOCAB_SIZE
+    case.inputs.update(accept.draw_samples(draw))
     return case
 
 

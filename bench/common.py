@@ -7,6 +7,7 @@ alone, every row has a slot of its own. They must leave the same elements in all
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +83,12 @@ SWEEPS = {
         Work("skewed", 256, 5, 1_000, 1_000, 16, first=128_000),
     ],
 }
+
+BY_ROW_SWEEPS = {
+    "headline": SWEEPS["headline"],
+    "rows": [work for work in SWEEPS["rows"] if work.rows in (1, 256, 8_192)],
+}
+"""For what costs the same whatever contexts and pages are."""
 
 WHAT_VARIES = {
     "headline": "batch",
@@ -170,11 +177,16 @@ class Operation:
     def ours(self, arguments: Arguments) -> Step:
         """Prepare a call of the operation itself."""
         arguments = dict(arguments)
-        make_workspace = getattr(specmeta, "workspace", None)
         device = arguments["num_rows"].device
-        if make_workspace is not None and device.type == "cuda":
-            arguments["workspace"] = make_workspace(len(arguments["seq_lens"]), device=device)
+        if device.type == "cuda" and takes_workspace(self.function):
+            rows, steps = len(arguments["status"]), arguments.get("num_steps", 1)
+            arguments["workspace"] = specmeta.workspace(rows, num_steps=steps, device=device)
         return functools.partial(getattr(specmeta, self.function), **arguments)
+
+
+def takes_workspace(function: str) -> bool:
+    """Return whether an operation of `specmeta` shares its work among blocks."""
+    return "workspace" in inspect.signature(getattr(specmeta, function)).parameters
 
 
 class Draw:

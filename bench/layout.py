@@ -60,7 +60,7 @@ def token_rows(ends: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return rows.clamp(max=len(ends) - 1), rows >= len(ends)
 
 
-def _page_ids(a: Arguments, rows: Tensor, columns: Tensor) -> Tensor:
+def page_ids(a: Arguments, rows: Tensor, columns: Tensor) -> Tensor:
     """Look pages up; columns outside the table, those of padding, may give any page of the row."""
     table: Tensor = a["page_table"]
     slots = a["row_to_slot"].index_select(0, rows) if "row_to_slot" in a else rows
@@ -84,7 +84,7 @@ def write_pages(a: Arguments, lens: Tensor, entries: Tensor) -> None:
     indptr[:1] = 0
     torch.cumsum((lens + (size - 1)) // size, 0, dtype=torch.int32, out=indptr[1:])
     rows, is_past = token_rows(indptr[1:], entries)
-    pages = _page_ids(a, rows, entries - indptr.index_select(0, rows))
+    pages = page_ids(a, rows, entries - indptr.index_select(0, rows))
     a["kv_indices"].copy_(pages.masked_fill_(is_past, 0))
     a["last_page_len"].copy_(((lens - 1) % size + 1).masked_fill(lens == 0, 0))
 
@@ -104,5 +104,5 @@ def slots_of(a: Arguments, rows: Tensor, index: Tensor, is_padding: Tensor) -> T
         bool [T]: which of them are none.
     """
     size: int = a["page_size"]
-    places = _page_ids(a, rows, index // size).long() * size + index % size
+    places = page_ids(a, rows, index // size).long() * size + index % size
     return places.masked_fill_(is_padding, -1)

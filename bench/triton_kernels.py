@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton import next_power_of_2
+from triton import cdiv, next_power_of_2
 
 from bench.common import Arguments
 
@@ -20,8 +20,15 @@ __all__ = [
     "TILE",
     "accept_rows",
     "advance_rows",
+    "cdiv",
+    "count_rows",
     "draft_inputs",
+    "draft_loop_rows",
     "draft_rows",
+    "keep_rows",
+    "keep_tokens",
+    "locate_rows",
+    "map_rows",
     "next_power_of_2",
     "prefix_sum",
     "stage_rows",
@@ -34,9 +41,13 @@ TILE = 1_024
 
 
 def write_pages(a: Arguments) -> None:
-    """Write ``kv_indptr``, ``last_page_len`` and ``kv_indices`` from ``seq_lens``."""
-    rows = len(a["seq_lens"])
-    _count_pages[(1,)](
+    """Write ``kv_indptr``, ``last_page_len`` and ``kv_indices`` from ``seq_lens``.
+
+    All may have a dimension of steps before their own.
+    """
+    rows, capacity = a["seq_lens"].shape[-1], a["kv_indices"].shape[-1]
+    steps = a["seq_lens"].numel() // rows
+    _count_pages[(steps,)](
         a["seq_lens"],
         a["kv_indptr"],
         a["last_page_len"],
@@ -44,14 +55,14 @@ def write_pages(a: Arguments) -> None:
         a["page_size"],
         BLOCK=next_power_of_2(rows),
     )
-    _copy_pages[(rows + 1,)](
+    _copy_pages[(rows + 1, steps)](
         a["page_table"],
         a["page_table"].stride(0),
         a.get("row_to_slot", a["kv_indptr"]),
         a["kv_indptr"],
         a["kv_indices"],
         rows,
-        len(a["kv_indices"]),
+        capacity,
         HAS_SLOTS="row_to_slot" in a,
         TILE=TILE,
     )
@@ -94,6 +105,10 @@ def prefix_sum(counts, indptr, rows, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count_pages(seq_lens, indptr, last_page_len, rows, page_size, BLOCK: tl.constexpr):
+    step = tl.program_id(0)
+    seq_lens += step * rows
+    indptr += step * (rows + 1)
+    last_page_len += step * rows
     b = tl.arange(0, BLOCK)
     length = tl.load(seq_lens + b, mask=b < rows, other=0)
     pages = (length + page_size - 1) // page_size
@@ -116,6 +131,9 @@ def _copy_pages(
     TILE: tl.constexpr,
 ):
     b = tl.program_id(0)
+    step = tl.program_id(1)
+    indptr += step * (rows + 1)
+    kv_indices += step * capacity
     begin, end = _range_of(indptr, b, rows, capacity)
     used = tl.where(b < rows, end, begin)
     slot = b.to(tl.int64)
@@ -364,3 +382,153 @@ def draft_rows(
     tl.store(seq_lens + b, tl.where(is_row, kept + 1, 0))
     tl.store(position_ids + b, tl.where(is_row, position, 0))
     tl.store(input_ids + b, tl.where(is_row, draft, 0))
+
+
+@triton.jit
+def draft_loop_rows(
+    seq_lens,
+    page_table,
+    stride,
+    row_to_slot,
+    num_rows,
+    lens,
+    position_ids,
+    slot_mapping,
+    rows,
+    steps,
+    page_size,
+    BLOCK: tl.constexpr,
+):
+    """Write a row's length and slot in each step of a draft loop."""
+    b = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    length = tl.load(seq_lens + b)
+    is_row = (length > 0) & (b < tl.load(num_rows))
+    s = tl.load(row_to_slot + b)
+    index = length + k
+    used = tl.where(is_row, steps, 0)
+    page = tl.load(page_table + s * stride + index // page_size, mask=k < used, other=0)
+    place = page.to(tl.int64) * page_size + index % page_size
+    tl.store(slot_mapping + b * steps + k, tl.where(k < used, place, -1), mask=k < steps)
+    tl.store(lens + k * rows + b, tl.where(k < used, index + 1, 0), mask=k < steps)
+    tl.store(position_ids + b, tl.where(is_row, length, 0))
+
+
+@triton.jit
+def count_rows(
+    sampled_tokens,
+    discarded,
+    backup_tokens,
+    num_rows,
+    num_sampled,
+    next_tokens,
+    vocab_size,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Count the ids of a row, and take the last one."""
+    b = tl.program_id(0)
+    j = tl.arange(0, BLOCK)
+    is_row = b < tl.load(num_rows)
+    is_counted = is_row & (tl.load(discarded + b) == 0)
+    chosen = tl.load(sampled_tokens + b * WIDTH + j, mask=j < WIDTH, other=-1)
+    stands = is_counted & (chosen >= 0) & (chosen < vocab_size)
+    count = tl.min(tl.where(stands, BLOCK, j), 0)
+    last = tl.sum(tl.where(j == count - 1, chosen, 0), 0)
+    next_id = tl.where(count > 0, last, tl.load(backup_tokens + b))
+    tl.store(num_sampled + b, count)
+    tl.store(next_tokens + b, tl.where(is_row, next_id, 0))
+
+
+@triton.jit
+def locate_rows(
+    num_sampled,
+    draft_ends,
+    ends,
+    num_rows,
+    num_rejected,
+    token_indices,
+    rows,
+):
+    """Find the last accepted token of a row."""
+    b = tl.program_id(0)
+    is_row = b < tl.load(num_rows)
+    drafts = tl.load(draft_ends + b) - tl.load(draft_ends + b - 1, mask=b > 0, other=0)
+    rejected = drafts - tl.maximum(tl.load(num_sampled + b) - 1, 0)
+    index = tl.load(ends + b + 1) - 1 - rejected
+    padding = tl.minimum(tl.load(ends + b), tl.maximum(tl.load(ends + rows) - 1, 0))
+    tl.store(num_rejected + b, tl.where(is_row, rejected, 0))
+    tl.store(token_indices + b, tl.where(is_row, index, padding))
+
+
+@triton.jit
+def map_rows(
+    position_ids,
+    ends,
+    page_table,
+    stride,
+    num_rows,
+    slot_mapping,
+    rows,
+    num_tokens,
+    page_size,
+    TILE: tl.constexpr,
+):
+    """Write the slots of a row's positions."""
+    b = tl.program_id(0)
+    begin, end = _range_of(ends, b, rows, num_tokens)
+    used = tl.where(b < tl.load(num_rows), end, begin)
+    row = page_table + b.to(tl.int64) * stride
+    for start in range(begin, end, TILE):
+        t = start + tl.arange(0, TILE)
+        position = tl.load(position_ids + t, mask=t < used, other=0)
+        page = tl.load(row + position // page_size, mask=t < used, other=0)
+        place = page.to(tl.int64) * page_size + position % page_size
+        tl.store(slot_mapping + t, tl.where(t < used, place, -1), mask=t < end)
+
+
+@triton.jit
+def keep_rows(
+    ends,
+    seq_lens,
+    input_ids,
+    num_rows,
+    kept,
+    query_lens,
+    cached_lens,
+    use_initial_states,
+):
+    """Find the last token of a row."""
+    b = tl.program_id(0)
+    begin = tl.load(ends + b)
+    end = tl.load(ends + b + 1)
+    length = tl.load(seq_lens + b)
+    is_live = b < tl.load(num_rows)
+    is_row = is_live & (length > 0) & (begin < end)
+    cached = tl.where(is_row, length - 1, 0)
+    tl.store(kept + b, tl.load(input_ids + end - 1, mask=is_row, other=0))
+    tl.store(seq_lens + b, tl.where(is_row, length, 0))
+    tl.store(query_lens + b, is_live.to(tl.int32))
+    tl.store(cached_lens + b, cached)
+    tl.store(use_initial_states + b, cached > 0)
+
+
+@triton.jit
+def keep_tokens(
+    kept,
+    cached_lens,
+    num_rows,
+    input_ids,
+    position_ids,
+    ends,
+    rows,
+    num_tokens,
+    TILE: tl.constexpr,
+):
+    """Make rows of one token, and padding behind them."""
+    t = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    token = tl.load(kept + t, mask=t < rows, other=0)
+    position = tl.load(cached_lens + t, mask=t < rows, other=0)
+    tl.store(input_ids + t, token, mask=t < num_tokens)
+    tl.store(position_ids + t, position, mask=t < num_tokens)
+    tl.store(ends + t, tl.minimum(t, tl.load(num_rows)), mask=t <= rows)

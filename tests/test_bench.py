@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import conftest
 import pytest
 import torch
 
@@ -25,6 +26,10 @@ WORKS = [SMALL, Work("pages of one token", 4, 3, 1, 20, 1), Work("more rows", 33
 
 def runner(device: str) -> Runner:
     return Runner(torch.device(device), seconds=0.0, budget=60.0, with_compile=False)
+
+
+def test_every_operation_has_a_bench() -> None:
+    assert {bench.function for bench in OPERATIONS.values()} == set(conftest.OPERATIONS)
 
 
 @pytest.mark.parametrize("edit", ["plain", "padding"])
