@@ -14,7 +14,7 @@ from torch import Tensor
 
 import specmeta
 from bench.__main__ import OPERATIONS as BENCHES
-from bench.common import Work
+from bench.common import Work, takes_workspace
 from bench.gpu_check.drive import OPERATIONS, make_call
 from specmeta import BatchMetadata, reference, testing
 from specmeta.graph import capture
@@ -67,15 +67,12 @@ class Replayed:
             {dtype: buffer.to(device) for dtype, buffer in expected._buffers.items()}
             for expected in self._expected
         ]
-        self.workspace = None
-        if with_workspace:
+        scratch = {}
+        if with_workspace and takes_workspace(operation):
             steps = values.get("num_steps", 1)
-            self.workspace = specmeta.workspace(rows, num_steps=steps, device=device)
+            scratch["workspace"] = specmeta.workspace(rows, num_steps=steps, device=device)
         self.call = functools.partial(
-            getattr(specmeta, operation),
-            **values,
-            **self._tensors.tensors,
-            workspace=self.workspace,
+            getattr(specmeta, operation), **values, **self._tensors.tensors, **scratch
         )
         self.run: Callable[[], None] = capture(
             self.call, num_rows=self._tensors.tensors["num_rows"]
@@ -138,23 +135,25 @@ def test_two_streams(pair: tuple[str, str], device: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared() -> dict[str, Tensor]:
-    """One workspace for launches of any operation and size, one after the other."""
+def shared() -> dict[int, Tensor]:
+    """One workspace for launches of any operation and size, one after the other, by steps."""
     return {}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 31, 1_023, 1_024, 1_025, 4_097, MOST_ROWS])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_rows(operation: str, rows: int, device: str, shared: dict[str, Tensor]) -> None:
+def test_rows(operation: str, rows: int, device: str, shared: dict[int, Tensor]) -> None:
     call = make_call(operation, rows, 1 if rows % 2 else 48, seed=rows)
-    if device not in shared:
-        shared[device] = specmeta.workspace(MOST_ROWS, device=device)
+    steps = call.get("num_steps", 1)
+    if steps not in shared:
+        shared[steps] = specmeta.workspace(MOST_ROWS, num_steps=steps, device=device)
+    scratch = {"workspace": shared[steps]} if takes_workspace(operation) else {}
     tensors, values = split(call)
     expected = Guarded(tensors)
     getattr(reference, operation)(**values, **expected.tensors)
-    for workspace in (None, shared[device], shared[device]):
+    for more in ({}, scratch, scratch):
         got = Guarded(tensors, device)
-        getattr(specmeta, operation)(**values, **got.tensors, workspace=workspace)
+        getattr(specmeta, operation)(**values, **got.tensors, **more)
         got.assert_equal(expected)
 
 

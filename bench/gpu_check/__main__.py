@@ -205,7 +205,10 @@ def plan(folder: Path) -> list[list[Part]]:
         read=outputs.read_drive,
         is_test=True,
     )
-    operations = ("cases", "large", "advance", "stage", "accept", "draft_step")
+    operations = (
+        *("cases", "large", "advance", "stage", "accept", "count_sampled", "locate_sampled"),
+        *("keep_last", "map_slots", "draft_step", "draft_lists"),
+    )
     batches = ("graph", "batch", "errors", "ring", "toy_engine")
     many_replays = "replays or serving"
     tests = [
@@ -269,6 +272,7 @@ def plan(folder: Path) -> list[list[Part]]:
     more_tests = [
         _pytest("models", "tests of models", ("attention", "generate", "compile")),
         _pytest("serving", "tests of serving", ("sampling", "two_model", "engine")),
+        _pytest("adapters", "tests of adapters", ("trtllm", "sglang", "flashinfer")),
     ]
     return [
         [first],

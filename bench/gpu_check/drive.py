@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import specmeta
-from bench.common import Step
+from bench.common import Step, takes_workspace
 from specmeta import reference, testing
 
 OPERATIONS = (
@@ -26,6 +26,7 @@ OPERATIONS = (
     "accept_sampled",
     "count_sampled",
     "locate_sampled",
+    "keep_last",
     "map_slots",
     "draft_lists",
     "draft_step",
@@ -102,6 +103,17 @@ def make_call(operation: str, rows: int, page_size: int, *, seed: int = 0) -> di
             "cu_seqlens_q": ends,
             "num_rejected": out(rows),
             "token_indices": out(rows),
+        }
+    if operation == "keep_last":  # it has no slots
+        return {
+            "cu_seqlens_q": ends,
+            "seq_lens": lens + random(-1, 1, rows),
+            "num_rows": call["num_rows"],
+            "input_ids": random(0, 999, tokens),
+            "position_ids": ids(tokens),
+            "query_lens": out(rows),
+            "cached_lens": out(rows),
+            "status": torch.zeros(rows, dtype=torch.int32),
         }
     if operation == "map_slots":
         return call | {
@@ -199,13 +211,14 @@ def drive_sizes(device: torch.device) -> int:
             getattr(reference, operation)(**expected)
             workspace = workspaces[call.get("num_steps", 1)]
             for scratch in (None, workspace, workspace):
+                more = {"workspace": scratch} if takes_workspace(operation) else {}
                 # Said before, so that a call that never ends is the last one in the log.
                 print(f"{operation}, {rows} rows, workspace: {scratch is not None}", flush=True)
                 got = {
                     name: value.to(device, copy=True) if isinstance(value, Tensor) else value
                     for name, value in call.items()
                 }
-                getattr(specmeta, operation)(**got, workspace=scratch)
+                getattr(specmeta, operation)(**got, **more)
                 for name, value in got.items():
                     if isinstance(value, Tensor):
                         testing.assert_equal(f"{operation}: {name}", value, expected[name])
@@ -229,7 +242,7 @@ def _works(device: torch.device) -> Iterator[Step]:
 
     for bench in BENCHES.values():
         works = {work.name: work for works in bench.sweeps.values() for work in works}
-        work = works.get("W2") or works["1,048,576"]
+        work = next(works[name] for name in ("W2", "1,048,576", "8,192") if name in works)
         yield bench.ours(bench.make_case(work, device).fresh())
 
 
