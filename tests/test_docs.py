@@ -32,6 +32,14 @@ def test_serving_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r" \d+\n$", capsys.readouterr().out)
 
 
+def test_pages_with_examples_have_a_test() -> None:
+    tests = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    runs = [text for text in tests if "```python" in text]
+    for page in (ROOT / "docs").glob("*.md"):
+        if "```python" in page.read_text():
+            assert any(f'{page.name}"' in text for text in runs), page.name
+
+
 @pytest.mark.parametrize("module", [batch, engine, generate, graph, ops, pages])
 def test_docstrings(module: Any) -> None:
     names = {"specmeta": specmeta, "torch": torch}
