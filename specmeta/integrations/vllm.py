@@ -51,7 +51,7 @@ def eagle_step_slot_mapping_metadata_kernel(
     max_model_len: int,
     n_blocks_per_req: int,
     PAD_ID: int,
-    batch_size: int | None = None,
+    batch_size: int,
 ) -> None:
     """Give each row the next position of the draft loop: `draft_step`."""
     # From the second step on the engine passes one buffer as both.
@@ -177,7 +177,9 @@ def _override() -> None:
     from vllm.v1.spec_decode import utils
     from vllm.v1.worker import block_table
 
-    _replaced[_SLOTS] = block_table.ComputeSlotMappingKernel.kernel
+    slots = block_table.ComputeSlotMappingKernel.kernel
+    if getattr(slots, "func", None) is not compute_slot_mapping_kernel:  # a second engine's call
+        _replaced[_SLOTS] = slots
     register_kernels(_KERNELS)
     # Nothing of ours is compiled while the engine runs, and its warm-up takes Triton kernels only.
     for owner in (
