@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ PYTHON = os.environ.get("SPECMETA_VLLM_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="needs vLLM: make test-vllm")
 
 SERVE = Path(__file__).with_name("vllm_serve.py")
+KERNELS = Path(__file__).with_name("vllm_kernels.py")
+DOCS = Path(__file__).parent.parent / "docs" / "vllm.md"
 NUM_DRAFTS, NEW_TOKENS = 4, 64
 PROMPTS = {
     "austen": [
@@ -53,40 +56,84 @@ TOLERANCE = 3.0
 
 @dataclass
 class Served:
-    """What came of a run of vLLM; `accepted` is by position in the draft."""
+    """What came of a run of vLLM.
+
+    `accepted` is by position in the draft. `calls` says for each rank how often the metadata
+    kernels were called: those of "specmeta" and the engine's own, "_C".
+    """
 
     token_ids: list[list[int]]
     passes: int
     drafted: int
     accepted: list[int]
+    calls: list[dict[str, dict[str, int]]]
 
 
 Serve = Callable[..., Served]
 
 
+def in_vllm(*command: str | Path, plugin: bool = True, stdin: str = "") -> str:
+    """Run Python in vLLM's environment, and return what it printed."""
+    process = subprocess.run(
+        [PYTHON, *command],
+        input=stdin,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "SPECMETA_VLLM": str(int(plugin))},
+        cwd=SERVE.parent,  # not where the package's source is
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.returncode == 0, process.stdout[-5000:]
+    return process.stdout
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    """Run vLLM over the prompts of a generation."""
+    """Run vLLM over prompts, with the plugin or without."""
 
-    def run(name: str, own: Generation, **engine: Any) -> Served:
+    def run(
+        name: str,
+        prompts: list[list[int]],
+        *,
+        plugin: bool = True,
+        max_new_tokens: int = NEW_TOKENS,
+        **engine: Any,
+    ) -> Served:
         job = {
-            "engine": {"model": str(models.resolve(name)), **engine},
-            "prompts": [text.prompt_ids for text in own.texts],
-            "max_new_tokens": NEW_TOKENS,
+            "engine": {"model": str(models.resolve(name)), "max_model_len": 512, **engine},
+            "prompts": prompts,
+            "max_new_tokens": max_new_tokens,
         }
         path = tmp_path / "result.json"
-        process = subprocess.run(
-            [PYTHON, SERVE, path],
-            input=json.dumps(job),
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.returncode == 0, process.stdout[-5000:]
+        in_vllm(SERVE, path, plugin=plugin, stdin=json.dumps(job))
         return Served(**json.loads(path.read_text()))
 
     return run
+
+
+@pytest.fixture
+def serve_both(serve: Serve) -> Serve:
+    """Run vLLM twice: the plugin changes nothing but who was called. Return the run with it."""
+
+    def run(*args: Any, num_ranks: int = 1, **job: Any) -> Served:
+        ours, engines = (serve(*args, plugin=plugin, **job) for plugin in (True, False))
+        calls = ours.calls[0]["specmeta"]
+        assert ours.calls == [{"specmeta": calls}] * num_ranks
+        assert engines.calls == [{"_C": calls}] * num_ranks
+        engines.calls = ours.calls
+        assert ours == engines
+        return ours
+
+    return run
+
+
+def check_calls(served: Served, *, num_drafts: int = NUM_DRAFTS) -> None:
+    """Check that every pass of the target called each kernel once, the draft loop's K - 1 times."""
+    calls = served.calls[0]["specmeta"]
+    expected = dict.fromkeys(("slots", "next_token", "inputs"), calls["slots"])
+    if num_drafts > 1:
+        expected["step"] = (num_drafts - 1) * calls["slots"]
+    assert calls == expected
 
 
 @pytest.fixture(scope="module")
@@ -104,18 +151,28 @@ def own() -> Callable[[str], Generation]:
     return run
 
 
-def eagle3(name: str) -> dict[str, Any]:
+def eagle3(name: str, num_drafts: int = NUM_DRAFTS) -> dict[str, Any]:
     folder = Path(models.__file__).parent / name / "draft"
-    return {"method": "eagle3", "model": str(folder), "num_speculative_tokens": NUM_DRAFTS}
+    return {"method": "eagle3", "model": str(folder), "num_speculative_tokens": num_drafts}
+
+
+def prompts_of(generation: Generation) -> list[list[int]]:
+    return [text.prompt_ids for text in generation.texts]
+
+
+def tokens_of(generation: Generation) -> list[list[int]]:
+    return [text.token_ids for text in generation.texts]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_head(name: str, own: Callable[[str], Generation], serve: Serve) -> None:
+def test_head(name: str, own: Callable[[str], Generation], serve: Serve, serve_both: Serve) -> None:
     expected = own(name)
-    plain = serve(name, expected)
-    served = serve(name, expected, speculative_config=eagle3(name))
+    plain = serve(name, prompts_of(expected))
+    assert plain.calls[0]["specmeta"].keys() == {"slots"}
+    served = serve_both(name, prompts_of(expected), speculative_config=eagle3(name))
     assert served.token_ids == plain.token_ids
-    assert served.token_ids == [text.token_ids for text in expected.texts]
+    assert served.token_ids == tokens_of(expected)
+    check_calls(served)
     assert served.drafted == NUM_DRAFTS * served.passes
     for position, accepted in enumerate(served.accepted):
         share = 100 * accepted / served.passes
@@ -123,26 +180,91 @@ def test_head(name: str, own: Callable[[str], Generation], serve: Serve) -> None
         assert share == pytest.approx(ours, abs=TOLERANCE), position
 
 
-def test_tensor_parallel(own: Callable[[str], Generation], serve: Serve) -> None:
+def test_tensor_parallel(own: Callable[[str], Generation], serve_both: Serve) -> None:
     expected = own("austen")
-    served = serve(
+    served = serve_both(
         "austen",
-        expected,
+        prompts_of(expected),
         speculative_config=eagle3("austen"),
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
+        num_ranks=2,
     )
-    assert served.token_ids == [text.token_ids for text in expected.texts]
+    assert served.token_ids == tokens_of(expected)
     assert 0 < sum(served.accepted) < served.drafted
+    check_calls(served)
 
 
-def test_draft_model(tmp_path: Path, own: Callable[[str], Generation], serve: Serve) -> None:
+def test_draft_model(tmp_path: Path, own: Callable[[str], Generation], serve_both: Serve) -> None:
     expected = own("austen")
     draft = truncate(models.resolve("austen"), tmp_path / "draft", layers=3)
     config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": NUM_DRAFTS}
-    served = serve("austen", expected, speculative_config=config)
-    assert served.token_ids == [text.token_ids for text in expected.texts]
+    served = serve_both("austen", prompts_of(expected), speculative_config=config)
+    assert served.token_ids == tokens_of(expected)
     assert 0 < sum(served.accepted) < served.drafted
+    check_calls(served)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param({"num_drafts": 1}, id="one-draft"),
+        pytest.param({"max_num_seqs": 4}, id="requests-that-wait"),
+        # Prompts in chunks: what is sampled behind all but the last is discarded.
+        pytest.param({"max_num_batched_tokens": 16, "max_num_seqs": 8}, id="chunks"),
+        pytest.param({"block_size": 32}, id="small-blocks"),
+    ],
+)
+def test_settings(
+    engine: dict[str, Any], own: Callable[[str], Generation], serve_both: Serve
+) -> None:
+    expected = own("austen")
+    num_drafts = engine.get("num_drafts", NUM_DRAFTS)
+    served = serve_both(
+        "austen",
+        prompts_of(expected),
+        speculative_config=eagle3("austen", num_drafts),
+        max_new_tokens=24,
+        **{name: value for name, value in engine.items() if name != "num_drafts"},
+    )
+    assert served.token_ids == [tokens[:24] for tokens in tokens_of(expected)]
+    check_calls(served, num_drafts=num_drafts)
+    if "max_num_batched_tokens" in engine:
+        assert sum(map(len, prompts_of(expected))) > 2 * engine["max_num_batched_tokens"]
+
+
+def test_up_to_the_limit(own: Callable[[str], Generation], serve_both: Serve) -> None:
+    # Of each text a part that ends some tokens before the limit; two at a time.
+    limit, expected, left = 48, own("austen"), range(3, 25, 3)
+    texts = [(text.prompt_ids + text.token_ids)[:limit] for text in expected.texts]
+    served = serve_both(
+        "austen",
+        [text[:-count] for text, count in zip(texts, left, strict=True)],
+        speculative_config=eagle3("austen"),
+        max_model_len=limit,
+        max_num_seqs=2,
+    )
+    assert served.token_ids == [text[-count:] for text, count in zip(texts, left, strict=True)]
+    # The engine does not draft where a draft could pass the limit.
+    calls = served.calls[0]["specmeta"]
+    assert 0 < calls["step"] < (NUM_DRAFTS - 1) * calls["slots"]
+
+
+def test_kernels() -> None:
+    """The plugin's kernels beside the engine's, in vLLM's environment."""
+    in_vllm(
+        "-m", "pytest", "-q", "-W", "default", "--noconftest", "-p", "no:cacheprovider", KERNELS
+    )
+
+
+def test_docs_example(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    script = tmp_path / "example.py"
+    script.write_text(blocks[0])
+    expected = re.findall(r"^ *print.*  # (.*)$", blocks[0], re.MULTILINE)
+    assert expected
+    assert [line for line in in_vllm(script).splitlines() if line in expected] == expected
 
 
 def truncate(folder: Path, out: Path, *, layers: int) -> Path:
