@@ -22,6 +22,7 @@ from bench.timing import Timing
 
 _ROOT = Path(__file__).parent.parent
 _WIDTH = 160  # of a table in a file
+_PANELS = 5  # of a plot, side by side
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -204,10 +205,17 @@ def plot(where: dict[str, Any], results: Sequence[Result], out: Path) -> list[Pa
         operations = list(dict.fromkeys(r.operation for r in of_sweep))
         if not operations:
             continue
+        columns = min(len(operations), _PANELS)
+        lines_of_panels = -(-len(operations) // columns)
         figure, panels = pyplot.subplots(
-            1, len(operations), figsize=(5 * len(operations), 4), squeeze=False, sharey=True
+            *(lines_of_panels, columns),
+            figsize=(5 * columns, 4 * lines_of_panels),
+            squeeze=False,
+            sharey=True,
         )
-        for panel, operation in zip(panels[0], operations, strict=True):
+        for panel in panels.flat[len(operations) :]:
+            panel.set_visible(False)
+        for panel, operation in zip(panels.flat, operations, strict=False):
             lines: dict[str, tuple[list[str], list[float]]] = {}
             for r in of_sweep:
                 if r.operation == operation and r.warm is not None:
@@ -218,7 +226,8 @@ def plot(where: dict[str, Any], results: Sequence[Result], out: Path) -> list[Pa
                 style = "-" if name.endswith("eager") else "--"
                 panel.plot(names, medians, style, marker="o", markersize=3, label=name)
             panel.set(title=operation, xlabel=WHAT_VARIES[sweep], yscale="log")
-        panels[0][0].set_ylabel("median, microseconds")
+        for panel in panels[:, 0]:
+            panel.set_ylabel("median, microseconds")
         panels[0][-1].legend(fontsize="small")
         figure.suptitle(f"sweep: {sweep}. {label(where)}")
         figure.tight_layout()
