@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable
@@ -126,9 +127,51 @@ def test_a_batch_smaller_than_the_buffers(device: str) -> None:
     assert used.tolist() == [1, 2, 0]
 
 
+@pytest.mark.parametrize(
+    ("full", "cu", "used", "fault"),
+    [
+        ([7, 8, 3], [0, 2, 3], [1, 2], "OVERFLOW"),
+        ([7, 8, 3], [0, 2, 3], [1, 2**31 - 1], "OVERFLOW"),
+        ([7, 8, 3], [0, 2, 3], [1, -2], "BAD_COUNT"),
+        ([7, 8, -1], [0, 2, 3], [1, 1], "BAD_PAGE"),
+        ([7, 8, 3], [0, 2, 4], [1, 1], "BAD_INDPTR"),
+    ],
+)
+def test_a_fault_raises_without_out(
+    full: list[int], cu: list[int], used: list[int], fault: str
+) -> None:
+    room = [end - begin for begin, end in itertools.pairwise(cu)]
+    expected = f"pages_per_seq: expected 0 to the {room} allocated pages, "
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}") as error:
+        trtllm.build_cache_loc_from_full(full, cu, used, 2)
+    assert f"got {used}: <Status." in str(error.value)
+    assert fault in str(error.value)
+    assert str(error.value).endswith("> at sequence 1")
+
+
+def test_a_page_that_is_none_and_not_in_use() -> None:
+    assert trtllm.build_cache_loc_from_full([7, -1], [0, 2], [1], 1).tolist() == [7]
+
+
+@pytest.mark.parametrize("batch_size", [-1, 3])
+def test_a_batch_larger_than_the_buffers(batch_size: int) -> None:
+    used, out = ints(1, 1), poisoned(4)
+    message = f"^batch_size: expected 0 to the . sequences of pages_per_seq, got {batch_size}$"
+    with pytest.raises(ValueError, match=message):
+        trtllm.build_cache_loc_from_full([7, 8], [0, 1, 2], [1, 1], batch_size)
+    with pytest.raises(ValueError, match=message):
+        trtllm.build_cache_loc_from_full(ints(7, 8), ints(0, 1, 2), used, batch_size, out=out)
+    assert_equal("out", out, poisoned(4))
+
+
+@pytest.mark.parametrize("name", ["status", "workspace"])
+def test_what_needs_out(name: str) -> None:
+    given = {"status": ints(0), "workspace": specmeta.workspace(1)}
+    with pytest.raises(ValueError, match=r"^status, workspace: expected out with them, got None$"):
+        trtllm.build_cache_loc_from_full([7], [0, 1], [1], 1, **{name: given[name]})
+
+
 def test_never_more_pages_than_allocated(device: str) -> None:
-    with pytest.raises(ValueError, match=r"at most the \[2, 1\] allocated pages, got \[1, 2\]"):
-        trtllm.build_cache_loc_from_full([7, 8, 3], [0, 2, 3], [1, 2], 2)
     used, out, status = (x.to(device) for x in (ints(3, 1), poisoned(3), ints(0, 0)))
     trtllm.build_cache_loc_from_full(
         ints(7, 8, 3).to(device), ints(0, 2, 3).to(device), used, 2, out=out, status=status
@@ -211,6 +254,83 @@ def test_host_twins_of_what_moved_are_left_out() -> None:
     result = trtllm.increment_position_ids(args, ints(1, 1), 4)
     assert "seq_len_with_cache_host" not in result
     assert result["cu_seqlen_host"] is args["cu_seqlen_host"]
+
+
+MOVES = [
+    "position_ids",
+    "seq_len_with_cache",
+    "last_page_len",
+    "pages_per_seq",
+    "cu_num_pages",
+    "cache_loc",
+]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", MOVES)
+def test_host_twins_without_a_device_tensor_are_left_out(name: str, in_place: bool) -> None:
+    args = named_args(layout([4, 5], [1, 1], PAGES, 4), spare=4)
+    args[name + "_host"] = args[name]
+    if name not in MOVES[:2]:  # these must be there
+        del args[name]
+    result = trtllm.increment_position_ids(args, ints(1, 1), 4, in_place=in_place)
+    assert sorted(result) == sorted(args.keys() - {name + "_host"})
+
+
+def test_a_list_that_stays_keeps_its_host_twin() -> None:
+    """Without the allocation no list is made."""
+    args = named_args(layout([4, 5], [1, 1], PAGES, 4))
+    args["cache_loc_host"] = args["cache_loc"]
+    del args["cu_allocated_pages"]
+    result = trtllm.increment_position_ids(args, ints(1, 1), 4)
+    assert result["cache_loc_host"] is args["cache_loc"]
+
+
+def test_the_hosts_lengths_are_no_substitute() -> None:
+    args = named_args(layout([4, 5], [1, 1], PAGES, 4))
+    for name in ("cu_seqlen", "seq_len_with_cache"):
+        given = {key: value for key, value in args.items() if key != name}
+        given[name + "_host"] = args[name]
+        with pytest.raises(ValueError, match=f"^named_args: expected {name}, got"):
+            trtllm.increment_position_ids(given, ints(1, 1), 4)
+
+
+def test_more_counts_than_rows_raise() -> None:
+    message = "expected at most the 2 sequences of seq_len_with_cache, got 3$"
+    values = layout([4, 5], [1, 1], PAGES, 4)
+    args, info = named_args(values), sequence_info(values, 4)
+    with pytest.raises(ValueError, match=f"^increment: {message}"):
+        trtllm.increment_position_ids(args, ints(1, 1, 1), 4, in_place=True)
+    with pytest.raises(ValueError, match=f"^offset: {message}"):
+        trtllm.offset_pos_and_cache_(info, ints(1, 1, 1))
+    check(args, values)
+    check(vars(info), values)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [["full_cache_loc"], ["cu_allocated_pages"], ["full_cache_loc", "cu_allocated_pages"]],
+)
+def test_a_list_of_pages_needs_the_allocation(missing: list[str]) -> None:
+    values = layout([4, 5], [1, 1], PAGES, 4)
+    info = sequence_info(values, 4)
+    for name in missing:
+        delattr(info, name)
+    message = (
+        r"^info: expected full_cache_loc and cu_allocated_pages, from which cache_loc is made$"
+    )
+    with pytest.raises(AttributeError, match=message):
+        trtllm.offset_pos_and_cache_(info, ints(1, 1))
+    with pytest.raises(AttributeError, match=message):
+        trtllm.offset_with_new_lens_(info, ints(2, 2), ints(0, 1))
+    assert info.seq_len_with_cache.tolist() == [4, 5]
+
+
+def test_lengths_alone_need_no_allocation() -> None:
+    info = sequence_info(layout([4, 5], [1, 1], PAGES, 4), 4)
+    del info.full_cache_loc, info.cu_allocated_pages, info.cache_loc
+    trtllm.offset_pos_and_cache_(info, ints(1, 1))
+    assert info.cu_num_pages.tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -333,9 +453,11 @@ def test_random_overlapped_batches(device: str, seed: int) -> None:
     rows = len(batch.queries)
     new_lens = [batch.draw.randint(1, 4) for _ in range(rows + 2)]
     slots = batch.draw.sample(range(rows + 2), rows)
-    slots[: batch.num_prefill] = [-1] * batch.num_prefill
+    slot_gather_indices = slots[batch.num_prefill :]
+    slots = [-1] * batch.num_prefill + slot_gather_indices
     info = sequence_info(batch.values, batch.page_size, device, batch.spare)
-    trtllm.offset_with_new_lens_(info, ints(*new_lens).to(device), ints(*slots).to(device))
+    gather_slot_idx = ints(*slots).to(device)
+    trtllm.offset_with_new_lens_(info, ints(*new_lens).to(device), gather_slot_idx)
     check(vars(info), batch.moved([0 if s < 0 else new_lens[s] - 1 for s in slots]))
 
 
@@ -349,7 +471,9 @@ def test_random_draft_loops(device: str, seed: int) -> None:
 
     trtllm.switch_to_generate_(info)
     want = layout(batch.lens, ones, batch.pages, batch.page_size)
-    assert info.input_ids.tolist()[: len(ones)] == last_ids
+    # Behind the batch: 0, where AutoDeploy leaves what stood there (`check` knows of the others).
+    tokens = sum(batch.queries)
+    assert info.input_ids.tolist() == last_ids + [0] * (tokens - len(last_ids))
     check(vars(info), {name: want[name] for name in want if name != "cache_loc"})
 
     # Rejected drafts leave the length, prompts go on: from -2 to 1, for 3 drafts.
@@ -371,11 +495,13 @@ def test_random_steps_of_pyexecutor(device: str, seed: int) -> None:
     draw = random.Random(seed)
     k1 = draw.randint(1, 5)  # tokens of a generation request
     before = [draw.randint(1, 50) for _ in range(6)]  # tokens with KV before the step in flight
-    slots = draw.sample(range(8), 6)
-    contexts, dummies = draw.randint(0, 2), draw.randint(0, 2)
+    contexts, first_steps, dummies = (draw.randint(0, 2) for _ in range(3))
     queries = [draw.randint(1, 7) for _ in range(contexts)] + [k1] * (6 - contexts)
-    for b in [*range(contexts), *range(6 - dummies, 6)]:
-        slots[b] = -1
+    # Only the requests of the step before are in PyExecutor's list.
+    before_them = contexts + first_steps
+    previous_batch_indices = draw.sample(range(8), max(6 - before_them - dummies, 0))
+    slots = [-1] * before_them + previous_batch_indices
+    slots += [-1] * (6 - len(slots))
     new_lens = [draw.randint(1, k1) for _ in range(8)]
     came = [0 if s < 0 else new_lens[s] for s in slots]
     positions = [n + j for n, q in zip(before, queries, strict=True) for j in range(q)]

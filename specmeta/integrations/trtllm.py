@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from specmeta import ops
+from specmeta import Status, ops
 from specmeta.serving.ring import DownloadRing, Fetched
 
 __all__ = [
@@ -51,7 +51,8 @@ def build_cache_loc_from_full(
     """List the pages in use: the first of each sequence's allocated ones.
 
     Without `out` the result is as long as the list, which the host must know: the arguments are
-    then lists or CPU tensors. With `out` nothing is read back, and the tail of `out` is zeroed.
+    then lists or CPU tensors, and a fault raises. With `out` nothing is read back, a fault is in
+    `status`, and the tail of `out` is zeroed.
 
     Parameters
     ----------
@@ -67,9 +68,9 @@ def build_cache_loc_from_full(
     out : int32 [C], written, optional
         Takes the list.
     status : int32 [B], updated, optional
-        With `out`: faults are OR-ed in (:class:`specmeta.Status`).
+        Faults are OR-ed in (:class:`specmeta.Status`). With `out` only.
     workspace : int64 [X], updated, optional
-        From :func:`specmeta.workspace`.
+        From :func:`specmeta.workspace`. With `out` only.
 
     Returns
     -------
@@ -79,7 +80,8 @@ def build_cache_loc_from_full(
     Raises
     ------
     ValueError
-        Without `out`: a tensor that is not on the CPU; a sequence that wants more than it has.
+        More sequences than there are. Without `out`: `status` or `workspace`; a tensor that is not
+        on the CPU; a sequence that wants more pages than it has, fewer than none, or one of -1.
     RuntimeError
         A tensor that cannot be right; nothing has been written then.
 
@@ -89,54 +91,54 @@ def build_cache_loc_from_full(
     >>> trtllm.build_cache_loc_from_full([10, 11, 20, 21], [0, 2, 4], [1, 2], 2)
     tensor([10, 20, 21], dtype=torch.int32)
     """
-    if out is None:
-        given = {
-            "full_cache_loc": full_cache_loc,
-            "cu_allocated_pages": cu_allocated_pages,
-            "pages_per_seq": pages_per_seq,
-        }
-        for name, values in given.items():
-            if isinstance(values, Tensor) and values.device.type != "cpu":
-                raise ValueError(
-                    f"{name}: expected out, or a tensor on the CPU, got one on {values.device}: "
-                    "how long the list is would have to be waited for"
-                )
-        full, indptr, used = (
-            torch.as_tensor(values, dtype=torch.int32).flatten() for values in given.values()
-        )
-        indptr, used = indptr[: batch_size + 1], used[:batch_size].clone()
-        wanted = used.tolist()
-        out = torch.empty(sum(wanted), dtype=torch.int32)
-        _list_pages(full, indptr, used, out)
-        if used.tolist() != wanted:
+    if out is not None:
+        if not 0 <= batch_size <= len(pages_per_seq):
             raise ValueError(
-                f"pages_per_seq: expected at most the {indptr.diff().tolist()} allocated pages, "
-                f"got {wanted}"
+                f"batch_size: expected 0 to the {len(pages_per_seq)} sequences of pages_per_seq, "
+                f"got {batch_size}"
             )
+        # Pages of one token: a length is then a number of pages.
+        ops.advance(
+            None,
+            cast(Tensor, pages_per_seq),
+            page_size=1,
+            num_rows=batch_size,
+            alloc_pages=cast(Tensor, full_cache_loc),
+            alloc_indptr=cast(Tensor, cu_allocated_pages),
+            kv_indices=out,
+            status=status,
+            workspace=workspace,
+        )
         return out
-    _list_pages(
-        full_cache_loc,
-        cu_allocated_pages,
-        pages_per_seq,
-        out,
-        num_rows=batch_size,
-        status=status,
-        workspace=workspace,
+
+    if status is not None or workspace is not None:
+        raise ValueError("status, workspace: expected out with them, got None")
+    given = {
+        "full_cache_loc": full_cache_loc,
+        "cu_allocated_pages": cu_allocated_pages,
+        "pages_per_seq": pages_per_seq,
+    }
+    for name, values in given.items():
+        if isinstance(values, Tensor) and values.device.type != "cpu":
+            raise ValueError(
+                f"{name}: expected out, or a tensor on the CPU, got one on {values.device}: "
+                "how long the list is would have to be waited for"
+            )
+    full, indptr, used = (
+        torch.as_tensor(values, dtype=torch.int32).flatten() for values in given.values()
     )
+    indptr, used = indptr[: batch_size + 1], used[:batch_size].clone()
+    wanted = used.tolist()
+    out = torch.empty(min(sum(n for n in wanted if n > 0), len(full)), dtype=torch.int32)
+    status = torch.zeros_like(used)
+    build_cache_loc_from_full(full, indptr, used, batch_size, out=out, status=status)
+    for b, bits in enumerate(status.tolist()):
+        if bits:
+            raise ValueError(
+                f"pages_per_seq: expected 0 to the {indptr.diff().tolist()} allocated pages, all "
+                f"of an id of at least 0, got {wanted}: {Status(bits)!r} at sequence {b}"
+            )
     return out
-
-
-def _list_pages(full: Any, indptr: Any, used: Any, out: Tensor, **rows: Any) -> None:
-    # Pages of one token: a length is then a number of pages.
-    ops.advance(
-        None,
-        used,
-        page_size=1,
-        alloc_pages=full,
-        alloc_indptr=indptr,
-        kv_indices=out,
-        **rows,
-    )
 
 
 def increment_position_ids(
@@ -175,14 +177,15 @@ def increment_position_ids(
     Returns
     -------
     dict of str to Tensor
-        All keys of `named_args`, but for the host twins (``*_host``) of what moved: nobody on the
-        host knows their values yet. :class:`HostTwins` brings them. A new `cache_loc` is long
-        enough for the whole allocation, and zero behind the pages in use.
+        All keys of `named_args`, but for the host twins (``*_host``) of what moves, be their
+        device tensors there or not: nobody on the host knows their values yet. :class:`HostTwins`
+        brings them. A new `cache_loc` is long enough for the whole allocation, and zero behind the
+        pages in use.
 
     Raises
     ------
     ValueError
-        A tensor that is needed is missing.
+        A tensor that is needed is missing; more increments than sequences.
     RuntimeError
         A tensor that cannot be right; nothing has been written then.
 
@@ -202,19 +205,17 @@ def increment_position_ids(
     for name in ("position_ids", "cu_seqlen", "seq_len_with_cache"):
         if name not in named_args:
             raise ValueError(f"named_args: expected {name}, got {sorted(named_args)}")
-    changed = ["position_ids", "seq_len_with_cache"]
-    changed += [name for name in _OUTPUTS if name in named_args]
+    num_rows = _num_rows("increment", increment, named_args["seq_len_with_cache"])
     full_cache_loc = named_args.get("full_cache_loc")
     cu_allocated_pages = named_args.get("cu_allocated_pages")
     with_pages = full_cache_loc is not None and cu_allocated_pages is not None
-    if with_pages and "cache_loc" in named_args:
-        changed.append("cache_loc")
+    moves = ["position_ids", "seq_len_with_cache", *_OUTPUTS]
+    if with_pages:
+        moves.append("cache_loc")
+    changed = [name for name in moves if name in named_args]
+    stale = {name + _HOST for name in moves}
 
-    result = {
-        name: value
-        for name, value in named_args.items()
-        if not (name.endswith(_HOST) and name.removesuffix(_HOST) in changed)
-    }
+    result = {name: value for name, value in named_args.items() if name not in stale}
     if not in_place:
         for name in changed:
             result[name] = torch.empty_like(named_args[name])
@@ -228,7 +229,7 @@ def increment_position_ids(
         increment,
         seq_lens,
         page_size=page_size,
-        num_rows=_num_rows(increment, seq_lens),
+        num_rows=num_rows,
         cu_seqlens_q=named_args["cu_seqlen"],
         alloc_pages=full_cache_loc if with_pages else None,
         alloc_indptr=cu_allocated_pages if with_pages else None,
@@ -275,13 +276,15 @@ def offset_pos_and_cache_(
     ------
     AttributeError
         `info` lacks a buffer that is needed.
+    ValueError
+        More offsets than sequences.
     RuntimeError
         A tensor that cannot be right; nothing has been written then.
     """
     _advance(
         info,
         offset,
-        num_rows=_num_rows(offset, info.seq_len_with_cache),
+        num_rows=_num_rows("offset", offset, info.seq_len_with_cache),
         status=status,
         workspace=workspace,
     )
@@ -297,7 +300,7 @@ def offset_with_new_lens_(
 ) -> None:
     """Correct sequences that were staged as if one token had come out of the step before.
 
-    Each moves by ``new_lens[gather_slot_idx[b]] - 1``, context requests stay.
+    Each moves by ``new_lens[gather_slot_idx[b]] - 1``; context requests stay.
 
     Parameters
     ----------
@@ -306,7 +309,9 @@ def offset_with_new_lens_(
     new_lens : int32 or int64 [N]
         Tokens that came out of the step before, the bonus token included.
     gather_slot_idx : int32 [B]
-        Where each sequence's number stands in `new_lens`; -1 for a context request.
+        Where each sequence's number stands in `new_lens`; -1 for a context request and any other
+        that was not in that step: it stays. One entry a row, where AutoDeploy's own list has none
+        for context requests.
     status : int32 [B], updated, optional
         Faults are OR-ed in (:class:`specmeta.Status`).
     workspace : int64 [X], updated, optional
@@ -330,21 +335,29 @@ def offset_with_new_lens_(
     )
 
 
-def _advance(info: Any, counts: Tensor | None, **how: Any) -> None:
+def _advance(info: Any, counts: Tensor, **how: Any) -> None:
+    full_cache_loc = getattr(info, "full_cache_loc", None)
+    cu_allocated_pages = getattr(info, "cu_allocated_pages", None)
+    cache_loc = getattr(info, "cache_loc", None)
+    given = [x is not None for x in (full_cache_loc, cu_allocated_pages)]
+    if not all(given) and (any(given) or cache_loc is not None):
+        raise AttributeError(
+            "info: expected full_cache_loc and cu_allocated_pages, from which cache_loc is made"
+        )
     ops.advance(
         counts,
         info.seq_len_with_cache,
         page_size=info.tokens_per_block,
         max_seq_len=info.max_seq_len,
         cu_seqlens_q=info.cu_seqlen,
-        alloc_pages=getattr(info, "full_cache_loc", None),
-        alloc_indptr=getattr(info, "cu_allocated_pages", None),
+        alloc_pages=full_cache_loc,
+        alloc_indptr=cu_allocated_pages,
         position_ids=_flat(info.position_ids),
         cached_lens=getattr(info, "input_pos", None),
         pages_per_seq=getattr(info, "pages_per_seq", None),
         last_page_len=getattr(info, "last_page_len", None),
         kv_indptr=getattr(info, "cu_num_pages", None),
-        kv_indices=getattr(info, "cache_loc", None),
+        kv_indices=cache_loc,
         use_initial_states=getattr(info, "use_initial_states", None),
         **how,
     )
@@ -354,8 +367,8 @@ def switch_to_generate_(info: Any, *, status: Tensor | None = None) -> None:
     """Leave each sequence its last token, in the buffers of a `SequenceInfo`.
 
     The batch then is one of decode requests: `input_ids`, `position_ids`, `input_pos`,
-    `cu_seqlen`, `seq_len` and `use_initial_states` are written. Lengths and pages stay. A batch
-    that has one token a sequence stays as it is.
+    `cu_seqlen`, `seq_len` and `use_initial_states` are written, the first two with 0 behind the
+    batch. Lengths and pages stay. A batch that has one token a sequence stays as it is.
 
     Parameters
     ----------
@@ -413,7 +426,8 @@ def offset_from_previous_(
         Tokens that came out of the step before, the bonus token included.
     previous_batch_indices : int32 [B]
         Where each request's number stands in `new_tokens_lens`; -1 for a request that was not in
-        that step (a context request, a dummy): it stays.
+        that step (a context request, a dummy): it stays. One entry a row, where PyExecutor's own
+        buffer has none for these.
     cu_seqlens_q : int32 [B+1]
         Where each request's query tokens begin.
     tokens_per_gen_step : int
@@ -537,7 +551,12 @@ class HostTwins:
         return {name + _HOST: copy.read() for name, copy in self._sets.popleft().items()}
 
 
-def _num_rows(counts: Tensor, lens: Tensor) -> int | None:
+def _num_rows(name: str, counts: Tensor, lens: Tensor) -> int | None:
+    if len(counts) > len(lens):
+        raise ValueError(
+            f"{name}: expected at most the {len(lens)} sequences of seq_len_with_cache, "
+            f"got {len(counts)}"
+        )
     return None if len(counts) == len(lens) else len(counts)
 
 
