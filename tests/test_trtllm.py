@@ -448,7 +448,10 @@ def test_random_batches(device: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_overlapped_batches(device: str, seed: int) -> None:
-    """Rows staged as if one token had come out, then the numbers of the step before."""
+    """Rows staged as if one token had come out, then the numbers of the step before.
+
+    AutoDeploy's `_gather_slot_idx` is int64, and lists the rows behind the prompts.
+    """
     batch = Batch(seed)
     rows = len(batch.queries)
     new_lens = [batch.draw.randint(1, 4) for _ in range(rows + 2)]
@@ -456,7 +459,7 @@ def test_random_overlapped_batches(device: str, seed: int) -> None:
     slot_gather_indices = slots[batch.num_prefill :]
     slots = [-1] * batch.num_prefill + slot_gather_indices
     info = sequence_info(batch.values, batch.page_size, device, batch.spare)
-    gather_slot_idx = ints(*slots).to(device)
+    gather_slot_idx = torch.tensor(slots, dtype=torch.int64, device=device)
     trtllm.offset_with_new_lens_(info, ints(*new_lens).to(device), gather_slot_idx)
     check(vars(info), batch.moved([0 if s < 0 else new_lens[s] - 1 for s in slots]))
 
@@ -638,6 +641,7 @@ def steps() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     )
     positions, kv_lens = torch.zeros(24).int(), torch.full((6,), 60).int()
     one_batch = ints(-1, -1, *range(2, 8))
+    gather_slot_idx = one_batch.long()
     all_positions, all_lens = torch.zeros(38).int(), torch.full((8,), 60).int()
     full, cu = args["full_cache_loc"], args["cu_allocated_pages"]
     return {
@@ -655,7 +659,7 @@ def steps() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
         ),
         "offset_with_new_lens_": (
             lambda: original.offset_with_new_lens_(theirs[1], new_lens, rows[2:], contexts),
-            lambda: trtllm.offset_with_new_lens_(ours[1], new_lens, one_batch),
+            lambda: trtllm.offset_with_new_lens_(ours[1], new_lens, gather_slot_idx),
         ),
         "switch_to_generate_": (
             lambda: original.switch_to_generate_(theirs[2]),

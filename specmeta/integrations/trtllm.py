@@ -308,7 +308,7 @@ def offset_with_new_lens_(
         As for :func:`offset_pos_and_cache_`.
     new_lens : int32 or int64 [N]
         Tokens that came out of the step before, the bonus token included.
-    gather_slot_idx : int32 [B]
+    gather_slot_idx : int32 or int64 [B]
         Where each sequence's number stands in `new_lens`; -1 for a context request and any other
         that was not in that step: it stays. One entry a row, where AutoDeploy's own list has none
         for context requests.
@@ -424,7 +424,7 @@ def offset_from_previous_(
         Tokens that attention reads for each request, query tokens included.
     new_tokens_lens : int32 or int64 [N]
         Tokens that came out of the step before, the bonus token included.
-    previous_batch_indices : int32 [B]
+    previous_batch_indices : int32 or int64 [B]
         Where each request's number stands in `new_tokens_lens`; -1 for a request that was not in
         that step (a context request, a dummy): it stays. One entry a row, where PyExecutor's own
         buffer has none for these.
