@@ -44,7 +44,7 @@ OPERATIONS = {
     )
 }
 SHORT_SWEEPS = ("headline", "works", "pages")
-SECONDS, SHORT_SECONDS = 0.15, 0.05  # a measurement
+SECONDS, SHORT_SECONDS = 0.1, 0.05  # a measurement
 BUDGET, SHORT_BUDGET = 900.0, 75.0  # seconds, for all
 
 
