@@ -53,6 +53,19 @@ def _integers(name: str, values: Iterable[Any], *, low: int, high: int = _INT32_
     return integers
 
 
+def _first_rows(name: str, buffer: Any, count: int) -> Any:
+    """Return what a view of ``count`` rows has of a buffer, None where there is none."""
+    if buffer is None or name not in (*_BY_ROW, *_BY_ROW_AND_END):
+        return buffer
+    part = buffer[: count + (name in _BY_ROW_AND_END)]
+    torch._dynamo.mark_static_address(part)
+    return part
+
+
+def _address(buffer: Tensor | None) -> int | None:
+    return None if buffer is None else buffer.data_ptr()
+
+
 class BatchMetadata:
     """Every buffer that the metadata of a batch needs, at an address that never changes.
 
@@ -291,16 +304,31 @@ class BatchMetadata:
         if count not in self._views:
             view = copy.copy(self)
             view.max_rows = count
-            for names, size in ((_BY_ROW, count), (_BY_ROW_AND_END, count + 1)):
-                for name in names:
-                    whole = getattr(self, name)
-                    if whole is None:
-                        continue
-                    part = whole[:size]
-                    torch._dynamo.mark_static_address(part)
-                    setattr(view, name, part)
+            view._views = {}
+            for name in (*_BY_ROW, *_BY_ROW_AND_END):
+                setattr(view, name, _first_rows(name, getattr(self, name), count))
             self._views[count] = view
         return self._views[count]
+
+    def replace_buffers(self, **buffers: Tensor) -> None:
+        """Take other tensors in place of buffers, such as an attention library's own.
+
+        What :meth:`first_rows` returned before follows, but for a view that was itself given other
+        tensors. Replace before a capture: a graph keeps what it was captured with.
+
+        Parameters
+        ----------
+        **buffers : Tensor
+            By the name of the attribute, with its shape (``kv_indices`` may have another C) and
+            dtype, on the same device. Nothing is copied.
+        """
+        for name, buffer in buffers.items():
+            old = getattr(self, name)
+            torch._dynamo.mark_static_address(buffer)
+            setattr(self, name, buffer)
+            for count, view in self._views.items():
+                if _address(getattr(view, name)) == _address(old):
+                    view.replace_buffers(**{name: _first_rows(name, buffer, count)})
 
     # The device's part.
 

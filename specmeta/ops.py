@@ -146,7 +146,7 @@ def advance(
         Added to every count for the length: how the engine staged the unknown outcome.
     position_bias : int, default 0
         The same for the positions.
-    count_index : int32 [B], optional
+    count_index : int32 or int64 [B], optional
         Which count is the row's, -1 for none (a context row). Absent: the row's slot.
     row_to_slot : int32 or int64 [B], optional
         The slot of each row, -1 for an empty row. Absent: slot = row.
@@ -174,7 +174,7 @@ def advance(
     seq_lens_out : int32 or int64 [B], written, optional
         Takes the new lengths in place of `seq_lens`.
     position_ids_out : int32 or int64 [T], written, optional
-        Takes the new positions in place of `position_ids`.
+        Takes the new positions in place of `position_ids`; without that, the cache indices.
     cached_lens : int32 [B], written, optional
         The cache index of the row's first query token.
     use_initial_states : bool [B], written, optional

@@ -449,15 +449,19 @@ def advance(
         slot_mapping=slot_mapping,
     )
     _write(seq_lens if seq_lens_out is None else seq_lens_out, lengths)
-    if position_ids is not None:
+    moved = position_ids if position_ids_out is None else position_ids_out
+    if moved is not None:
         last_position = (INT32_MAX if max_seq_len is None else max_seq_len) - 1
-        old = _read(position_ids)
-        new = [0] * len(old)
+        old = _read_optional(position_ids)
+        new = [0] * len(moved)
         for b, span in enumerate(spans):
             if lengths[b] > 0:
-                for t in span or EMPTY_SPAN:
-                    new[t] = _clamp(old[t] + steps[b], 0, last_position)
-        _write(position_ids if position_ids_out is None else position_ids_out, new)
+                for j, t in enumerate(span or EMPTY_SPAN):
+                    # Without positions, the cache index.
+                    first = lengths[b] - len(span or EMPTY_SPAN)
+                    position = first + j if old is None else old[t] + steps[b]
+                    new[t] = _clamp(position, 0, last_position)
+        _write(moved, new)
     rows.write_status()
 
 
@@ -658,7 +662,7 @@ def _accept(
 
     # An empty row's results. Its next token goes into an embedding and its index into a gather:
     # both must be valid ones.
-    last_token = max((INT32_MAX if num_tokens is None else num_tokens) - 1, 0)
+    last_token = max(cu[-1] if num_tokens is None else num_tokens, 1) - 1
     accepted = [0] * rows.count
     rejected = [0] * rows.count
     sampled = [0] * rows.count
@@ -1074,10 +1078,12 @@ def keep_last(
             continue
         if lengths[b] < 0:
             rows.flag(b, BAD_COUNT)
+        elif lengths[b] > INT32_MAX:
+            rows.flag(b, OVERFLOW)
         elif 0 < lengths[b] < len(span):
             rows.flag(b, UNDERFLOW)
         elif lengths[b] > 0 and span:
-            kept[b] = min(lengths[b], INT32_MAX)
+            kept[b] = lengths[b]
             if inputs is not None:
                 ids[b] = inputs[span.stop - 1]
 

@@ -321,7 +321,7 @@ def advance_calls(draw: Callable[[Any], Any]) -> Call:
     if source.given():
         num_counts = rng.randint(0, source.rows + 1)
         index = [source.value(-1, num_counts - 1, WILD32) for _ in range(source.rows)]
-        call["count_index"] = source.tensor([i for i in index if i is not None])
+        call["count_index"] = source.tensor([i for i in index if i is not None], either=True)
     elif source.chance(source.noise):
         num_counts = rng.randint(0, source.slots)
     low = 0 if "max_accepted" in call else -5
@@ -343,6 +343,8 @@ def advance_calls(draw: Callable[[Any], Any]) -> Call:
         call["position_ids"] = source.tensor(positions, either=True)
         if source.chance(0.5):
             source.add_output("position_ids_out", source.num_tokens, either=True)
+    else:
+        source.add_output("position_ids_out", source.num_tokens, either=True)
     source.add_slot_mapping()
     return call
 

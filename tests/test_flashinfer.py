@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 from launches import operators
+from plain_attention import attend
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import specmeta
 from specmeta import BatchMetadata
@@ -75,20 +76,6 @@ class PlainWrapper:
                 assert tokens.start == self.planned[row]  # FlashInfer writes its output there
             output[tokens] = attend(query[tokens], keys, values)
         return output
-
-
-def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attend from the last tokens of a row [q, H, D] to all of it [n, KV_H, D]."""
-    q, n = len(query), len(keys)
-    output = torch.zeros_like(query)
-    for j in range(q if n else 0):
-        seen = n - q + j + 1
-        output[j] = scaled_dot_product_attention(
-            query[j, :, None],
-            keys[:seen].transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0),
-            values[:seen].transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0),
-        )[:, 0]
-    return output
 
 
 def make_batch(page_size: int, device: str, **changes: Any) -> BatchMetadata:
@@ -186,6 +173,41 @@ def test_fewer_rows_for_another_wrapper(device: str) -> None:
     assert wrapper._paged_kv_indptr_buf.tolist() == [0, 3, 3]
     assert wrapper._paged_kv_indices_buf.tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 0]
     assert wrapper._paged_kv_last_page_len_buf.tolist() == [1, 0]
+
+
+def test_views_from_before_follow(device: str) -> None:
+    """Those of the batch that was bound; one that was bound itself keeps its own wrapper's."""
+    batch = make_batch(4, device)
+    one, two, three = (batch.first_rows(rows) for rows in (1, 2, 3))
+    nested = three.first_rows(2)
+    batch.assign(5, [1] * 9, [1, 2, 3])
+    batch.set_rows([5], [9])
+    small, wide = PlainWrapper(2, 9, device), PlainWrapper(4, 21, device, queries=True)
+    adapter.bind(two, small)
+    adapter.bind(batch, wide, with_qo_indptr=True)
+    for view in (one, nested, three):
+        for buffer in adapter.outputs(wide).values():
+            buffer.fill_(-1)
+        view.stage()
+        ends = view.max_rows + 1
+        assert wide._paged_kv_indptr_buf.tolist() == [0, *[3] * view.max_rows, *[-1] * (5 - ends)]
+        assert wide._paged_kv_indices_buf.tolist() == [1, 2, 3, *[0] * 18]
+        assert wide._qo_indptr_buf.tolist()[:ends] == [0, *[9] * view.max_rows]
+        assert wide._paged_kv_last_page_len_buf[:2].tolist() == [1, 0 if view.max_rows > 1 else -1]
+    assert batch.first_rows(1) is one
+    for buffer in adapter.outputs(wide).values():
+        buffer.fill_(-1)
+    two.stage()
+    assert small._paged_kv_indptr_buf.tolist() == [0, 3, 3]
+    assert all((buffer == -1).all() for buffer in adapter.outputs(wide).values())
+    assert wide._qo_indptr_buf.tolist()[:3] == [0, 9, 9]
+
+
+def test_views_of_a_batch_without_kv_indices(device: str) -> None:
+    batch = make_batch(4, device, with_kv_indices=False)
+    view, wrapper = batch.first_rows(2), PlainWrapper(4, 21, device)
+    adapter.bind(batch, wrapper)
+    assert view.kv_indices is batch.kv_indices is wrapper._paged_kv_indices_buf
 
 
 def test_one_buffer_too_small_for_a_row(device: str) -> None:
@@ -322,35 +344,72 @@ def test_attention_over_the_wrappers_pages(page_size: int, device: str) -> None:
     assert not batch.status.any()
 
 
+def run_without_a_plan(query: Tensor, cache: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """Do in plain torch what `trtllm_batch_decode_with_kv_cache` does with these arguments."""
+    lens, page_size = arguments["seq_lens"].tolist(), cache.shape[2]
+    starts = range(len(lens) + 1)  # without `cum_seq_lens_q` one query a row
+    if "cum_seq_lens_q" in arguments:
+        starts = arguments["cum_seq_lens_q"].tolist()
+    output = torch.zeros_like(query)
+    for row, length in enumerate(lens):
+        pages = arguments["block_tables"][row, : -(-length // page_size)].tolist()
+        keys, values = cache[pages].transpose(0, 1).flatten(1, 2)[:, :length]
+        tokens = slice(starts[row], starts[row + 1])
+        output[tokens] = attend(query[tokens], keys, values)
+    return output
+
+
+def flashinfers_plan_free(several_queries: bool) -> Callable[..., Tensor]:
+    """Return FlashInfer's own, or skip the test where it can't run."""
+    flashinfer = pytest.importorskip("flashinfer", reason="no FlashInfer")
+    major, _ = torch.cuda.get_device_capability()
+    if several_queries and major != 10:
+        pytest.skip("FlashInfer takes cum_seq_lens_q on compute capability 10 only (trtllm-gen)")
+    workspace = torch.zeros(128 << 20, dtype=torch.uint8, device="cuda")
+
+    def run(query: Tensor, cache: Tensor, arguments: dict[str, Any]) -> Tensor:
+        scale = HEAD_DIM**-0.5
+        output: Tensor = flashinfer.decode.trtllm_batch_decode_with_kv_cache(
+            query, cache, workspace, bmm1_scale=scale, kv_layout="NHD", **arguments
+        )
+        return output
+
+    return run
+
+
 @pytest.mark.parametrize("page_size", [16, 32])
-def test_attention_without_a_plan(page_size: int, device: str) -> None:
-    """Rows of any number of query tokens, and an empty one between them."""
+@pytest.mark.parametrize("several_queries", [True, False])
+@pytest.mark.parametrize(
+    ("device", "real"), [("cpu", False), ("cuda", False), ("cuda", True)], ids=str
+)
+def test_attention_without_a_plan(
+    page_size: int, several_queries: bool, device: str, real: bool
+) -> None:
+    """Rows of any number of query tokens, or one each in a draft pass; an empty row among them."""
+    run = flashinfers_plan_free(several_queries) if real else run_without_a_plan
     dtype = torch.float32 if device == "cpu" else torch.float16
     setting = Setting(page_size, device, dtype, pad_seq_len=1)
     batch = setting.batch
     rows = [3, -1, 0, 1]
     batch.set_rows([5 - row if row >= 0 else -1 for row in rows], [3, 0, 1, 2])
     batch.stage()
-    arguments = adapter.decode_arguments(batch, max_query_len=3)
+    if several_queries:
+        arguments = adapter.decode_arguments(batch, max_query_len=3)
+        assert arguments["max_q_len"] == 3
+        starts, expected_starts = batch.cu_seqlens_q.tolist(), [0, 3, 3, 4, 6]
+        assert arguments["cum_seq_lens_q"] is batch.cu_seqlens_q
+    else:
+        setting.draft()
+        arguments = adapter.decode_arguments(batch)
+        assert set(arguments) == {"block_tables", "seq_lens", "max_seq_len"}
+        starts = expected_starts = list(range(5))
+    assert starts == expected_starts
     assert arguments["max_seq_len"] == 5 * page_size
-    assert arguments["max_q_len"] == 3
-    starts = arguments["cum_seq_lens_q"].tolist()
-    assert starts == [0, 3, 3, 4, 6]
+    assert arguments["seq_lens"].tolist() == [max(n, 1) for n in batch.seq_lens.tolist()]
     assert arguments["seq_lens"].tolist()[1] == 1
     assert arguments["block_tables"][1].tolist() == [0] * 5
-    query = torch.randn(12, HEADS, HEAD_DIM, device=device).to(dtype)
-    output = torch.zeros_like(query)
-    for row, length in enumerate(arguments["seq_lens"].tolist()):
-        pages = arguments["block_tables"][row, : -(-length // page_size)].tolist()
-        keys, values = setting.cache[pages].transpose(0, 1).flatten(1, 2)[:, :length]
-        tokens = slice(starts[row], starts[row + 1])
-        output[tokens] = attend(query[tokens], keys, values)
-    setting.check(output, query, rows, starts)
-
-    setting.draft()
-    arguments = adapter.decode_arguments(batch)
-    assert set(arguments) == {"block_tables", "seq_lens", "max_seq_len"}
-    assert arguments["seq_lens"].tolist() == [max(n, 1) for n in batch.seq_lens.tolist()]
+    query = torch.randn(starts[-1], HEADS, HEAD_DIM, device=device).to(dtype)
+    setting.check(run(query, setting.cache, arguments), query, rows, starts)
 
 
 # --- Errors --------------------------------------------------------------------------------------
@@ -388,6 +447,28 @@ def test_bind_raises_and_changes_nothing(break_it: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         adapter.bind(batch, wrapper, with_qo_indptr=True)
     assert all(vars(batch)[name] is value for name, value in before.items())
+
+
+def test_bind_tells_devices_of_one_type_apart() -> None:
+    batch = make_batch(4, "cpu")
+    with FakeTensorMode():  # needs no GPU
+        batch.device, batch.seq_lens = torch.device("cuda"), torch.zeros(4, device="cuda:0")
+        same, other = PlainWrapper(4, 21, "cuda:0"), PlainWrapper(4, 21, "cuda:1")
+        with pytest.raises(ValueError, match="kv_indptr on cuda:0, got cuda:1"):
+            adapter.bind(batch, other)
+        adapter.bind(batch, same)
+    assert batch.kv_indptr is same._paged_kv_indptr_buf
+
+
+def test_bind_wants_room_for_the_pad_pages() -> None:
+    batch = make_batch(4, "cpu", pad_seq_len=1)
+    before = batch.kv_indptr
+    with pytest.raises(ValueError, match="a kv_indices of at least 4, got 3"):
+        adapter.bind(batch, PlainWrapper(4, 3, "cpu"))
+    assert batch.kv_indptr is before
+    adapter.bind(batch, PlainWrapper(4, 4, "cpu"))
+    batch.stage()
+    assert batch.kv_indptr.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_other_errors() -> None:

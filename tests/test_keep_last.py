@@ -241,7 +241,7 @@ def test_a_bad_first_pair_empties_all(check: Check, first: int) -> None:
 
 
 def test_lengths(check: Check) -> None:
-    """Negative, shorter than the row's tokens, as long as they are, and the longest."""
+    """Negative, shorter than the row's tokens, as long as they are, the longest, and longer."""
     lens = [-1, -(2**62), 1, 2, 3, INT32_MAX, 2**62]
     rows = len(lens)
     check(
@@ -253,13 +253,13 @@ def test_lengths(check: Check) -> None:
         },
         {
             "cu_seqlens_q": [*range(rows + 1)],
-            "seq_lens": [0, 0, 0, 2, 3, INT32_MAX, INT32_MAX],
-            "input_ids": [0, 0, 0, 17, 19, 21, 23] + [0] * rows,
-            "position_ids": [0, 0, 0, 1, 2, INT32_MAX - 1, INT32_MAX - 1] + [0] * rows,
-            "cached_lens": [0, 0, 0, 1, 2, INT32_MAX - 1, INT32_MAX - 1],
+            "seq_lens": [0, 0, 0, 2, 3, INT32_MAX, 0],
+            "input_ids": [0, 0, 0, 17, 19, 21, 0] + [0] * rows,
+            "position_ids": [0, 0, 0, 1, 2, INT32_MAX - 1, 0] + [0] * rows,
+            "cached_lens": [0, 0, 0, 1, 2, INT32_MAX - 1, 0],
             "query_lens": [1] * rows,
-            "use_initial_states": [False, False, False, True, True, True, True],
-            "status": [4, 4, 2, 0, 0, 0, 0],
+            "use_initial_states": [False, False, False, True, True, True, False],
+            "status": [4, 4, 2, 0, 0, 0, 1],
         },
     )
 

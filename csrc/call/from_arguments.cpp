@@ -95,11 +95,25 @@ int32_t count_slots(Arguments& args, const Rows& rows) {
   return args.size('U');
 }
 
+// `out`: a Layout, or the same for all steps of a draft loop.
+template <class Output>
+void read_padding(Arguments& args, Output& out) {
+  out.pad_page = static_cast<int32_t>(args.integer(Arg::pad_page, 0));
+  out.pad_slot = args.integer(Arg::pad_slot, -1);
+  out.pad_seq_len = static_cast<int32_t>(args.integer(Arg::pad_seq_len, 0));
+}
+
+// Padding rows have their places in kv_indices.
+void check_capacity(Arguments& args, const Rows& rows, int32_t pad_seq_len, int32_t capacity) {
+  if (args.has(Arg::kv_indices) && pad_seq_len == 1 && capacity < rows.batch) {
+    args.fail(Arg::kv_indices, "at least B = " + std::to_string(rows.batch) + " entries with pad_seq_len 1",
+              std::to_string(capacity));
+  }
+}
+
 Layout layout_params(Arguments& args, const Rows& rows) {
   Layout layout;
-  layout.pad_page = static_cast<int32_t>(args.integer(Arg::pad_page, 0));
-  layout.pad_slot = args.integer(Arg::pad_slot, -1);
-  layout.pad_seq_len = static_cast<int32_t>(args.integer(Arg::pad_seq_len, 0));
+  read_padding(args, layout);
   layout.cached_lens = args.int32(Arg::cached_lens);
   layout.use_initial_states = args.boolean_tensor(Arg::use_initial_states);
   layout.padded_seq_lens = args.ints(Arg::padded_seq_lens);
@@ -114,10 +128,7 @@ Layout layout_params(Arguments& args, const Rows& rows) {
   layout.num_slots = count_slots(args, rows);
   for (const Arg name : {Arg::kv_indices, Arg::block_table, Arg::slot_mapping})
     args.needs(name, {Arg::page_table, Arg::alloc_pages});
-  if (layout.kv_indices && layout.pad_seq_len == 1 && layout.kv_capacity < rows.batch) {
-    args.fail(Arg::kv_indices, "at least B = " + std::to_string(rows.batch) + " entries with pad_seq_len 1",
-              std::to_string(layout.kv_capacity));
-  }
+  check_capacity(args, rows, layout.pad_seq_len, layout.kv_capacity);
   return layout;
 }
 
@@ -168,21 +179,20 @@ AdvanceParams advance_params(Arguments& args) {
   AdvanceParams p;
   p.num_accepted = args.ints(Arg::num_accepted);
   p.num_counts = args.size('N');
-  args.needs(Arg::count_index, {Arg::num_accepted});
+  for (const Arg name : {Arg::count_index, Arg::max_accepted}) args.needs(name, {Arg::num_accepted});
   p.seq_lens = args.ints(Arg::seq_lens);
   p.rows = rows_params(args);
   p.pages = pages_params(args);
   p.max_accepted = args.integer(Arg::max_accepted, -1);
   p.seq_len_bias = args.integer(Arg::seq_len_bias, 0);
   p.position_bias = args.integer(Arg::position_bias, 0);
-  p.count_index = args.int32(Arg::count_index);
+  p.count_index = args.ints(Arg::count_index);
   p.rows.cu_seqlens_q = args.int32(Arg::cu_seqlens_q);
   p.position_ids = args.ints(Arg::position_ids);
   p.position_ids_out = args.ints(Arg::position_ids_out);
   p.layout = layout_params(args, p.rows);
   p.layout.seq_lens = args.has(Arg::seq_lens_out) ? args.ints(Arg::seq_lens_out) : p.seq_lens;
   check_one_token_a_row(args, p.rows);
-  args.needs(Arg::position_ids_out, {Arg::position_ids});
   return p;
 }
 
@@ -262,7 +272,7 @@ KeepLastParams keep_last_params(Arguments& args) {
   p.query_lens = args.int32(Arg::query_lens);
   p.cached_lens = args.int32(Arg::cached_lens);
   p.use_initial_states = args.boolean_tensor(Arg::use_initial_states);
-  check_one_token_a_row(args, p.rows);  // so it is behind this
+  check_one_token_a_row(args, p.rows);  // so it is afterwards
   return p;
 }
 
@@ -272,9 +282,7 @@ DraftListsParams draft_lists_params(Arguments& args) {
   p.pages = pages_params(args);
   p.seq_lens = args.ints(Arg::seq_lens);
   p.num_steps = static_cast<int32_t>(args.integer(Arg::num_steps, 1));
-  p.pad_page = static_cast<int32_t>(args.integer(Arg::pad_page, 0));
-  p.pad_slot = args.integer(Arg::pad_slot, -1);
-  p.pad_seq_len = static_cast<int32_t>(args.integer(Arg::pad_seq_len, 0));
+  read_padding(args, p);
   p.position_ids = args.ints(Arg::position_ids);
   p.last_page_len = args.table(Arg::last_page_len);
   p.kv_indptr = args.table(Arg::kv_indptr);
@@ -289,14 +297,12 @@ DraftListsParams draft_lists_params(Arguments& args) {
     args.fail(Arg::slot_mapping, "B * num_steps = " + std::to_string(num_tokens) + " entries",
               std::to_string(args.size('T')));
   }
-  if (p.kv_indices && p.pad_seq_len == 1 && p.kv_indices.width < p.rows.batch) {
-    args.fail(Arg::kv_indices, "at least B = " + std::to_string(p.rows.batch) + " entries a step with pad_seq_len 1",
-              std::to_string(p.kv_indices.width));
-  }
+  check_capacity(args, p.rows, p.pad_seq_len, p.kv_indices.width);
   return p;
 }
 
 MapSlotsParams map_slots_params(Arguments& args) {
+  args.needs(Arg::slot_mapping, {Arg::page_table, Arg::alloc_pages});
   MapSlotsParams p;
   p.rows = rows_params(args);
   p.rows.cu_seqlens_q = args.int32(Arg::cu_seqlens_q);
@@ -306,7 +312,6 @@ MapSlotsParams map_slots_params(Arguments& args) {
   p.num_slots = count_slots(args, p.rows);
   p.pad_slot = args.integer(Arg::pad_slot, -1);
   check_one_token_a_row(args, p.rows);
-  args.needs(Arg::slot_mapping, {Arg::page_table, Arg::alloc_pages});
   return p;
 }
 

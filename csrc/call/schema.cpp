@@ -166,7 +166,7 @@ std::vector<OpSpec> make_ops() {
                       integer(Arg::max_accepted, "None", 0, INT64_MAX),
                       integer(Arg::seq_len_bias, "0", -kCountLimit, kCountLimit),
                       integer(Arg::position_bias, "0", -kCountLimit, kCountLimit),
-                      opt(Arg::count_index, kInt32, "B"),
+                      opt(Arg::count_index, kEither, "B"),
                       opt(Arg::cu_seqlens_q, kInt32, "B+1"),
                       out(Arg::position_ids, kEither, "T"),
                       out(Arg::seq_lens_out, kEither, "B"),

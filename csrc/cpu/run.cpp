@@ -29,17 +29,17 @@ void run(const AcceptParams& params) {
 }
 
 void run(const CountSampledParams& params) {
-  SerialCta<AcceptRow> cta;
+  SerialCta<BareRow> cta;
   count_sampled(cta, params);
 }
 
 void run(const LocateSampledParams& params) {
-  SerialCta<AcceptRow> cta;
+  SerialCta<BareRow> cta;
   locate_sampled(cta, params);
 }
 
 void run(const KeepLastParams& params) {
-  SerialCta<AcceptRow> cta;
+  SerialCta<BareRow> cta;
   keep_last(cta, params);
 }
 

@@ -6,14 +6,13 @@
 // Memory, in bytes: read 4 to 8 an id up to the first that is none, 1 for discarded, 4 to 8 for a backup token; written
 // 4 to 8 a row and output.
 #include "cta.cuh"
-#include "specmeta/accept.h"
 #include "specmeta/count_sampled.h"
 
 namespace specmeta::cuda {
 namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) count_sampled_kernel(const __grid_constant__ CountSampledParams params) {
-  run<AcceptRow>(params, [](auto& cta, const CountSampledParams& p) { count_sampled(cta, p); });
+  run<BareRow>(params, [](auto& cta, const CountSampledParams& p) { count_sampled(cta, p); });
 }
 
 }  // namespace

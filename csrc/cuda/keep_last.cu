@@ -6,14 +6,13 @@
 // Memory, in bytes: read 8 to 16 a row and pass, of which there are four; written 4 to 8 a row and output, 4 to 8 a
 // token.
 #include "cta.cuh"
-#include "specmeta/accept.h"
 #include "specmeta/keep_last.h"
 
 namespace specmeta::cuda {
 namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) keep_last_kernel(const __grid_constant__ KeepLastParams params) {
-  run<AcceptRow>(params, [](auto& cta, const KeepLastParams& p) { keep_last(cta, p); });
+  run<BareRow>(params, [](auto& cta, const KeepLastParams& p) { keep_last(cta, p); });
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace specmeta::cuda {
 namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) locate_sampled_kernel(const __grid_constant__ LocateSampledParams params) {
-  run<AcceptRow>(params, [](auto& cta, const LocateSampledParams& p) { locate_sampled(cta, p); });
+  run<BareRow>(params, [](auto& cta, const LocateSampledParams& p) { locate_sampled(cta, p); });
 }
 
 }  // namespace

@@ -72,8 +72,9 @@ def bind(batch: BatchMetadata, wrapper: Any, *, with_qo_indptr: bool = False) ->
 
     ``batch.kv_indptr``, ``batch.kv_indices`` and ``batch.last_page_len`` are the wrapper's tensors
     from then on; the batch's own are dropped. Wrappers that are given the same three tensors
-    (FlashInfer allows it) all see every update: bind one of them. Bind before anything is captured;
-    for a wrapper with fewer rows, bind ``batch.first_rows(n)``.
+    (FlashInfer allows it) all see every update: bind one of them. Bind before anything is captured.
+    Views that ``batch.first_rows(n)`` gave before have the wrapper's tensors too; for a wrapper
+    with fewer rows, bind the view: it then keeps that wrapper's.
 
     Parameters
     ----------
@@ -89,22 +90,24 @@ def bind(batch: BatchMetadata, wrapper: Any, *, with_qo_indptr: bool = False) ->
     Raises
     ------
     ValueError
-        The wrapper has another number of rows, or lives on another device, or `outputs` raises;
-        the batch is unchanged then.
+        The wrapper has another number of rows, or lives on another device, or has no room for the
+        pad pages of a batch made with ``pad_seq_len=1``, or `outputs` raises; the batch is
+        unchanged then.
     """
     tensors = outputs(wrapper)
     if with_qo_indptr:
         tensors["cu_seqlens_q"] = _buffer(wrapper, "_qo_indptr_buf")
-    rows = batch.max_rows
+    rows, device = batch.max_rows, batch.seq_lens.device  # with an index, where batch has "cuda"
     sizes = {"kv_indptr": rows + 1, "last_page_len": rows, "cu_seqlens_q": rows + 1}
     for name, tensor in tensors.items():
         if len(tensor) != sizes.get(name, len(tensor)):
             raise ValueError(f"wrapper: expected a {name} of {sizes[name]}, got {len(tensor)}")
-        if tensor.device.type != batch.device.type:
-            raise ValueError(f"wrapper: expected {name} on {batch.device}, got {tensor.device}")
-    for name, tensor in tensors.items():
-        torch._dynamo.mark_static_address(tensor)
-        setattr(batch, name, tensor)
+        if tensor.device != device:
+            raise ValueError(f"wrapper: expected {name} on {device}, got {tensor.device}")
+    least, capacity = rows * batch._pads["pad_seq_len"], len(tensors["kv_indices"])
+    if capacity < least:  # a row without tokens lists a page too
+        raise ValueError(f"wrapper: expected a kv_indices of at least {least}, got {capacity}")
+    batch.replace_buffers(**tensors)
 
 
 def plan_bounds(batch: BatchMetadata, *, query_len: int | None = None) -> tuple[Tensor, ...]:
@@ -168,7 +171,8 @@ def decode_arguments(
     batch : BatchMetadata
         Made with ``pad_seq_len=1``.
     max_query_len : int, optional
-        The most query tokens of a row; rows may have fewer. Absent: one each, as in a draft pass.
+        The most query tokens of a row; rows may have fewer. Only the function's ``trtllm-gen``
+        backend takes that. Absent: one each, as in a draft pass.
 
     Returns
     -------

@@ -26,7 +26,7 @@ AdvanceParams make(Random& random, Buffers& buffers, bool many_rows) {
   const int64_t low = random.pick({0, -3});
   p.num_accepted = make.ints("num_accepted", p.num_counts, [&](int64_t) { return make.value(low, 4); });
   if (make.given())
-    p.count_index = make.int32("count_index", rows, [&](int64_t) { return make.value(-1, p.num_counts - 1); });
+    p.count_index = make.ints("count_index", rows, [&](int64_t) { return make.value(-1, p.num_counts - 1); });
   if (random.chance(0.5)) p.max_accepted = random.between(0, 4);
   p.seq_len_bias = make.bias();
   p.position_bias = make.bias();

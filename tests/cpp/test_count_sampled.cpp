@@ -1,6 +1,5 @@
 // count_sampled: serial and threaded runs give the same.
 #include "generate.h"
-#include "specmeta/accept.h"
 #include "specmeta/count_sampled.h"
 
 namespace specmeta::testing {
@@ -28,6 +27,6 @@ CountSampledParams make(Random& random, Buffers& buffers, bool many_rows) {
 
 int main(int argc, char** argv) {
   using namespace specmeta;
-  return testing::compare_with_serial<AcceptRow>(argc, argv, kBadCount | kBadSlot, testing::make,
-                                                 [](auto& cta, const CountSampledParams& p) { count_sampled(cta, p); });
+  return testing::compare_with_serial<BareRow>(argc, argv, kBadCount | kBadSlot, testing::make,
+                                               [](auto& cta, const CountSampledParams& p) { count_sampled(cta, p); });
 }

@@ -1,6 +1,5 @@
 // keep_last: serial and threaded runs give the same.
 #include "generate.h"
-#include "specmeta/accept.h"
 #include "specmeta/keep_last.h"
 
 namespace specmeta::testing {
@@ -41,7 +40,7 @@ KeepLastParams make(Random& random, Buffers& buffers, bool many_rows) {
 
 int main(int argc, char** argv) {
   using namespace specmeta;
-  return testing::compare_with_serial<AcceptRow>(
+  return testing::compare_with_serial<BareRow>(
       argc, argv, kUnderflow | kBadCount | kBadIndptr, testing::make,
       [](auto& cta, const KeepLastParams& p) { keep_last(cta, p); }, /*most_blocks=*/1);
 }

@@ -138,10 +138,7 @@ SPECMETA_HD AcceptRow accept_row(Cta& cta, const AcceptParams& p, int32_t b, int
   if (p.next_tokens) p.next_tokens.set(b, accepted.next);
   if (p.token_indices) {
     int64_t index = row.last_token;
-    if (empty) {
-      index = p.rows.cu_seqlens_q ? load(p.rows.cu_seqlens_q + b) : b;
-      index = clamp64(index, 0, max64(p.rows.tokens - 1, 0));
-    }
+    if (empty) index = padding_index(p.rows, b);
     p.token_indices.set(b, index);
   }
   if (p.last_position_ids) p.last_position_ids.set(b, empty ? 0 : p.position_ids.get(row.last_token));

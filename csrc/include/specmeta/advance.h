@@ -19,7 +19,7 @@ SPECMETA_HD int32_t advance_row(const AdvanceParams& p, int32_t b, int32_t q, Ro
   const int32_t allocated = count_allocated(p.pages, check);
 
   int64_t increment = 0;
-  const int32_t k = p.count_index ? load(p.count_index + b) : check.slot;
+  const int64_t k = p.count_index ? p.count_index.get(b) : check.slot;
   if (!p.num_accepted) {
     increment = p.seq_len_bias;
     shift = p.position_bias;
@@ -72,8 +72,9 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
                      [&cta, slots, from = p.position_ids, to = positions, last = p.pages.max_seq_len - 1](
                          int32_t t, const LayoutRow& row) {
                        if (to) {
-                         const int64_t moved = clamp64(from.get(t), -kPositionLimit, kPositionLimit) + row.shift;
-                         to.set(t, row.seq_len > 0 ? clamp64(moved, 0, last) : 0);
+                         int64_t position = t + row.origin;
+                         if (from) position = clamp64(from.get(t), -kPositionLimit, kPositionLimit) + row.shift;
+                         to.set(t, row.seq_len > 0 ? clamp64(position, 0, last) : 0);
                        }
                        slots.write(cta, t, row);
                      });

@@ -24,8 +24,7 @@
 //   void announce(news, x)               one tile tells all later ones
 //   int64_t heed(news)                   what an earlier tile has announced, or will; called by every thread
 //   void finish_tiles(placed)            adds the tiles that it has placed, and waits until all rows are placed: the
-//   first thread may read their
-//                                        records then, the others behind the next sync()
+//                                        first thread may read their records then, the others behind the next sync()
 //   Row* records()                       [B], in the workspace
 #pragma once
 
@@ -53,6 +52,12 @@ struct WalkState {
   int32_t next = 0, end_row = 0;  // rows of this Cta's share that are still to come
   int64_t left_out = 0;           // items of the next row that are another Cta's
   int64_t taken = 0;              // items of the last row that are this Cta's, beside the row itself
+};
+
+// A row of which nothing has to be known once it is placed.
+struct alignas(32) BareRow {
+  static constexpr int32_t token_begin = 0, page_begin = 0, page_end = 0;
+  SPECMETA_HD static constexpr int32_t token_end() { return 0; }
 };
 
 // What a Cta without others remembers from tile to tile.

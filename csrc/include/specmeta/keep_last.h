@@ -25,9 +25,11 @@ SPECMETA_HD KeptRow read_row(const KeepLastParams& p, int32_t b, int32_t trusted
     return row;
   }
   const TokenSpan span{load(p.cu_seqlens_q + b), load(p.cu_seqlens_q + b + 1)};
-  const int64_t length = min64(p.seq_lens.get_count(b), kInt32Max);
+  const int64_t length = p.seq_lens.get_count(b);
   if (length < 0) {
     row.faults = kBadCount;
+  } else if (length > kInt32Max) {
+    row.faults = kOverflow;
   } else if (length > 0 && length < span.q()) {
     row.faults = kUnderflow;
   } else if (length > 0 && span.q() > 0) {

@@ -4,7 +4,7 @@
 //   num_rejected = nd - a;  token_indices = the row's last token, less num_rejected
 #pragma once
 
-#include "specmeta/accept.h"
+#include "specmeta/walk.h"
 
 namespace specmeta {
 
@@ -32,16 +32,15 @@ SPECMETA_HD void locate_sampled(Cta& cta, const LocateSampledParams& p) {
           if (sampled < 0 || sampled > nd + 1) check.faults |= kBadCount;
           rejected = nd - static_cast<int32_t>(clamp64(sampled - 1, 0, nd));
           index -= rejected;
-        } else if (b < p.rows.batch) {  // an index is always a valid one
-          const int32_t tokens = load(p.rows.cu_seqlens_q + p.rows.batch);
-          index = clamp64(load(p.rows.cu_seqlens_q + b), 0, max32(tokens, 1) - 1);
+        } else if (b < p.rows.batch) {
+          index = padding_index(p.rows, b);
         }
         report(cta, p.rows, check);
         if (b < p.rows.batch) {
           if (p.token_indices) store(p.token_indices + b, saturate32(index));
           if (p.num_rejected) store(p.num_rejected + b, rejected);
         }
-        return AcceptRow();
+        return BareRow();
       },
       [](const Window&) {});
 }

@@ -64,13 +64,13 @@ struct AdvanceParams {
   Rows rows;
   Pages pages;
   Layout layout;
-  Ints num_accepted;                     // [N]; absent: 0 for each row
-  int32_t num_counts = 0;                // N
-  const int32_t* count_index = nullptr;  // [B]; absent: the row's slot
-  Ints seq_lens;                         // [B]
-  Ints position_ids;                     // [T]
-  Ints position_ids_out;                 // [T]
-  int64_t max_accepted = -1;             // -1: not given
+  Ints num_accepted;          // [N]; absent: 0 for each row
+  int32_t num_counts = 0;     // N
+  Ints count_index;           // [B]; absent: the row's slot
+  Ints seq_lens;              // [B]
+  Ints position_ids;          // [T]
+  Ints position_ids_out;      // [T]
+  int64_t max_accepted = -1;  // -1: not given
   int64_t seq_len_bias = 0;
   int64_t position_bias = 0;
 };
@@ -141,7 +141,7 @@ struct LocateSampledParams {
 
 struct KeepLastParams {
   Rows rows;
-  int32_t* cu_seqlens_q = nullptr;        // [B+1], updated; rows.cu_seqlens_q is the same
+  int32_t* cu_seqlens_q = nullptr;        // [B+1], updated
   Ints seq_lens;                          // [B], updated
   Ints input_ids;                         // [T], updated
   Ints position_ids;                      // [T] output from here

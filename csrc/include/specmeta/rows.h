@@ -94,6 +94,13 @@ SPECMETA_HD TokenSpan locate(Cta& cta, const Rows& rows, int32_t b, int32_t live
   return span;
 }
 
+// The token_indices of a row without any: always those of a token, if there is one.
+SPECMETA_HD int64_t padding_index(const Rows& rows, int32_t b) {
+  const int32_t* cu = rows.cu_seqlens_q;
+  const int32_t tokens = cu && rows.tokens == kInt32Max ? load(cu + rows.batch) : rows.tokens;
+  return clamp64(cu ? load(cu + b) : b, 0, max32(tokens, 1) - 1);
+}
+
 // Gives row b its q tokens behind those of the rows before it, as far as the token buffer goes. Called by every thread
 // of a tile.
 template <class Cta>

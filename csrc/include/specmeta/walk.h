@@ -129,7 +129,7 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
         if (is_alone) {
           tile[cta.rank()] = row;
         } else {
-          if (b < batch) store(cta.records() + b, row);
+          if (has_more && b < batch) store(cta.records() + b, row);
           ++placed;
           cta.next_tile();
           first = static_cast<int32_t>(min64(int64_t{cta.tile_index()} * cta.size(), INT32_MAX));
