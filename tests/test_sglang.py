@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from launches import operators
+from plain_attention import attend
 from torch import Tensor
 
 from specmeta import Status
@@ -38,6 +40,7 @@ def extend_buffers(bs: int, width: int, capacity: int, device: str) -> dict[str,
         "out_cache_loc": poison(bs * width, device=device),
         "positions": poison(bs * width, device=device),
         "kv_lens": poison(bs, device=device),
+        "end_offset": poison(bs, device=device),
         "kv_indptr": poison(bs + 1, device=device, dtype=torch.int32),
         "kv_indices": poison(capacity, device=device, dtype=torch.int32),
     }
@@ -48,7 +51,7 @@ def expected_extend(
 ) -> dict[str, list[int]]:
     table = pool.tolist()
     want: dict[str, list[int]] = {
-        name: [] for name in ("out_cache_loc", "positions", "kv_lens", "kv_indices")
+        name: [] for name in ("out_cache_loc", "positions", "kv_lens", "end_offset", "kv_indices")
     }
     want["kv_indptr"] = [0]
     for row, (index, length) in enumerate(zip(indices, lens, strict=True)):
@@ -56,11 +59,13 @@ def expected_extend(
             want["out_cache_loc"] += table[index][length : length + width]
             want["positions"] += range(length, length + width)
             want["kv_lens"].append(length + width)
+            want["end_offset"].append(length + width)
             want["kv_indices"] += table[index][: length + width]
         else:
             want["out_cache_loc"] += [0] * width
             want["positions"] += [0] * width
             want["kv_lens"].append(1)
+            want["end_offset"].append(0)
             want["kv_indices"].append(0)
         want["kv_indptr"].append(len(want["kv_indices"]))
     want["kv_indices"] += [0] * (capacity - len(want["kv_indices"]))
@@ -195,6 +200,50 @@ def test_extend_past_what_was_allocated(device: str) -> None:
     assert status.tolist() == [0, 0, Status.OVERFLOW, 0, 0, 0, 0, 0]
 
 
+def test_lengths_of_zero_and_below(device: str) -> None:
+    """For `draft` 0 is padding, for `extend` a row of W tokens; both empty what is below."""
+    pool = make_pool(0, device)
+    chains = Chains(pool, max_bs=3, num_steps=2, num_draft_tokens=3)
+    rows, lens = [4, 2, 1], [0, -1, 6]
+    status = torch.zeros(REQUESTS + 1, dtype=torch.int32, device=device)
+    extended, drafted = extend_buffers(3, 3, 120, device), draft_buffers(3, 2, 120, device)
+    chains.extend(i64(rows, device), i64(lens, device), status=status, **extended)
+    check(extended, expected_extend(pool, [4, -1, 1], lens, 3, 3, 120))
+    assert status.tolist() == [0, 0, Status.UNDERFLOW, 0, 0, 0, 0, 0]
+    chains.draft(i64(rows, device), i64(lens, device), status=status.zero_(), **drafted)
+    check(drafted, expected_draft(pool, [-1, -1, 1], lens, 3, 2, 120))
+    assert status.tolist() == [0, 0, Status.BAD_COUNT, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_view_of_the_engines_kv_indices(missing: int, device: str) -> None:
+    """Only the view is written; with a column too few, the last row is padding where it counts."""
+    pool, lens, steps, width = make_pool(5, device), [7, 12], 3, 4
+    chains = Chains(pool, max_bs=8, num_steps=steps, num_draft_tokens=width)
+    indices = i64([3, 6], device)
+    status = torch.zeros(REQUESTS + 1, dtype=torch.int32, device=device)
+    engines = poison(steps, 8 * MAX_LEN, device=device, dtype=torch.int32)
+    bound = sum(lens) + 2 * steps - missing
+    drafted = draft_buffers(2, steps, 0, device) | {"kv_indices": engines[:, :bound]}
+    chains.draft(indices, i64(lens, device), status=status, **drafted)
+    want = expected_draft(pool, [3, 6], lens, 2, steps, bound)
+    if missing:
+        cut = expected_draft(pool, [3, -1], lens, 2, steps, bound)
+        want["out_cache_loc"][-1] = 0
+        for name in ("kv_indptr", "kv_indices"):
+            want[name][-1] = cut[name][-1]
+    check(drafted, want)
+    assert (engines[:, bound:] == POISON).all()
+
+    engines = poison(8 * MAX_LEN, device=device, dtype=torch.int32)
+    bound = sum(lens) + 2 * width - missing
+    extended = extend_buffers(2, width, 0, device) | {"kv_indices": engines[:bound]}
+    chains.extend(indices, i64(lens, device), status=status, **extended)
+    check(extended, expected_extend(pool, [3, -1 if missing else 6], lens, 2, width, bound))
+    assert (engines[bound:] == POISON).all()
+    assert status.tolist() == [0, 0, 0, 0, 0, 0, missing * Status.OVERFLOW, 0]
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_draft(steps: int, device: str) -> None:
     rng = random.Random(steps)
@@ -236,6 +285,14 @@ def test_draft_past_what_was_allocated(device: str) -> None:
     assert status.tolist() == [0, 0, Status.OVERFLOW, 0, 0, 0, 0, 0]
 
 
+def verify(chains: Chains, indices: Tensor, lens: Tensor, **rows: Any) -> Tensor:
+    """Lay out a verify pass, and return what `commit` takes from it."""
+    tokens, end_offset = len(indices) * int(chains.qo_indptr[1]), torch.empty_like(lens)
+    out_cache_loc = torch.empty(tokens, dtype=torch.int64, device=lens.device)
+    chains.extend(indices, lens, out_cache_loc=out_cache_loc, end_offset=end_offset, **rows)
+    return end_offset
+
+
 @pytest.mark.parametrize("width", [1, 2, 4, 7])
 def test_commit(width: int, device: str) -> None:
     rng = random.Random(width)
@@ -254,11 +311,10 @@ def test_commit(width: int, device: str) -> None:
             "status": torch.zeros(REQUESTS + 1, dtype=torch.int32).to(device),
         }
         row_indices = i64(indices, device)
-        chains.extend(
-            row_indices, i64(lens, device), out_cache_loc=poison(bs * width, device=device), **rows
-        )
+        end_offset = verify(chains, row_indices, i64(lens, device), **rows)
         buffers = commit_buffers(bs, width, device)
-        chains.commit(row_indices, i64(drafts, device), i64(targets, device), **rows, **buffers)
+        ids = i64(drafts, device), i64(targets, device)
+        chains.commit(row_indices, end_offset, *ids, **rows, **buffers)
         real = [row < live and index >= 0 for row, index in enumerate(indices)]
         check(buffers, expected_commit(real, lens, drafts, targets, width))
         assert not rows["status"].any()
@@ -268,11 +324,11 @@ def test_commit_after_sampling(device: str) -> None:
     """The sampler's own `predict`, which is 0 behind the bonus token, gives the sampler's count."""
     chains = Chains(make_pool(4, device), max_bs=2, num_steps=3, num_draft_tokens=4)
     indices = i64([3, 5], device)
-    chains.extend(indices, i64([9, 6], device), out_cache_loc=poison(8, device=device))
+    end_offset = verify(chains, indices, i64([9, 6], device))
     drafts = [4, 7, 7, 8, 2, 9, 1, 3]
     predict = [7, 7, 5, 0, 6, 0, 0, 0]  # two drafts and another token than 8; one other than 9
     buffers = commit_buffers(2, 4, device)
-    chains.commit(indices, i64(drafts, device), i64(predict, device), **buffers)
+    chains.commit(indices, end_offset, i64(drafts, device), i64(predict, device), **buffers)
     check(
         buffers,
         {
@@ -294,24 +350,108 @@ def test_commit_of_a_row_that_was_emptied(width: int, device: str) -> None:
     chains = Chains(pool, max_bs=2, num_steps=3, num_draft_tokens=width, allocated_lens=allocated)
     status = torch.zeros(REQUESTS + 1, dtype=torch.int32, device=device)
     indices, lens, tokens = [4, 2], [8, 1], [5] * (2 * width)
-    chains.extend(
-        i64(indices, device),
-        i64(lens, device),
-        out_cache_loc=poison(2 * width, device=device),
-        status=status,
-    )
+    end_offset = verify(chains, i64(indices, device), i64(lens, device), status=status)
     buffers = commit_buffers(2, width, device)
     ids = i64(tokens, device)
-    chains.commit(i64(indices, device), ids, ids, status=status, **buffers)
+    chains.commit(i64(indices, device), end_offset, ids, ids, status=status, **buffers)
     check(buffers, expected_commit([False, True], lens, tokens, tokens, width))
     assert status.tolist() == [0, 0, 0, 0, Status.OVERFLOW, 0, 0, 0]
 
 
-def test_commit_without_a_pass_commits_nothing(device: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_commit_after_another_pass(dtype: torch.dtype, device: str) -> None:
+    """What runs between the verify pass and `commit` doesn't change what is committed."""
     chains = Chains(make_pool(0, device), max_bs=2, num_steps=3, num_draft_tokens=2)
-    ids, buffers = i64([5] * 4, device), commit_buffers(2, 2, device)
-    chains.commit(i64([4, 2], device), ids, ids, **buffers)
-    check(buffers, expected_commit([False] * 2, [0, 0], [5] * 4, [5] * 4, 2))
+    indices, lens, tokens = i64([4, 2], device), [9, 3], [5, 5, 5, 6]
+    end_offset = verify(chains, indices, i64(lens, device).to(dtype))
+    verify(chains, i64([2, -1], device), i64([30, 1], device))
+    buffers, ids = commit_buffers(2, 2, device), i64(tokens, device)
+    chains.commit(indices, end_offset, ids, ids, **buffers)
+    check(buffers, expected_commit([True] * 2, lens, tokens, tokens, 2))
+
+
+# --- Attention over a batch with padding ----------------------------------------------------------
+
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
+
+
+def plain_attention(
+    query: Tensor, cache: Tensor, qo_indptr: Tensor, buffers: dict[str, Tensor]
+) -> Tensor:
+    """Attend over `cache` [slots, 2, KV_H, D] as the lists say."""
+    starts, ends = qo_indptr.tolist(), buffers["kv_indptr"].tolist()
+    output = torch.empty_like(query)
+    for row, (begin, end) in enumerate(itertools.pairwise(ends)):
+        keys, values = cache[buffers["kv_indices"][begin:end].long()].unbind(1)
+        tokens = slice(starts[row], starts[row + 1])
+        output[tokens] = attend(query[tokens], keys, values)
+    return output
+
+
+def flashinfers_attention(
+    query: Tensor, cache: Tensor, qo_indptr: Tensor, buffers: dict[str, Tensor]
+) -> Tensor:
+    """Do the same with FlashInfer, whose pages hold one token here."""
+    import flashinfer
+
+    workspace = torch.zeros(128 << 20, dtype=torch.uint8, device=query.device)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+    wrapper.plan(
+        qo_indptr,
+        buffers["kv_indptr"],
+        buffers["kv_indices"],
+        torch.ones_like(qo_indptr[1:]),
+        *(HEADS, KV_HEADS, HEAD_DIM, 1),
+        causal=True,
+        q_data_type=query.dtype,
+    )
+    output: Tensor = wrapper.run(query, cache[:, :, None])
+    return output
+
+
+@pytest.mark.parametrize("bad", [0.5, torch.nan])
+@pytest.mark.parametrize(
+    ("device", "real"), [("cpu", False), ("cuda", False), ("cuda", True)], ids=str
+)
+def test_attention_with_padded_rows(bad: float, device: str, real: bool) -> None:
+    """What padded tokens compute and store, NaN too, changes nothing for the rows beside them."""
+    if real:
+        pytest.importorskip("flashinfer", reason="no FlashInfer")
+    attention = flashinfers_attention if real else plain_attention
+    dtype, width = torch.float16 if real else torch.float32, 4
+    torch.manual_seed(0)
+    pool = make_pool(6, device)
+    chains = Chains(pool, max_bs=5, num_steps=3, num_draft_tokens=width)
+    requests, lens = [3, -1, 5, 2, 2], [17, 1, 2, 9, 30]
+    buffers = extend_buffers(5, width, 200, device)
+    chains.extend(i64(requests, device), i64(lens, device), num_rows=3, **buffers)
+    cached = torch.randn(REQUESTS * MAX_LEN + 1, 2, KV_HEADS, HEAD_DIM, device=device).to(dtype)
+    new = torch.randn(5 * width, 2, KV_HEADS, HEAD_DIM, device=device).to(dtype)
+    query = torch.randn(5 * width, HEADS, HEAD_DIM, device=device).to(dtype)
+    padding = torch.tensor([False, True, False, True, True], device=device)
+    padding = padding.repeat_interleave(width)
+    query[padding], new[padding] = bad, bad
+
+    cache = cached.clone()
+    cache[buffers["out_cache_loc"]] = new  # a layer stores its tokens, then attends
+    output = attention(query, cache, chains.qo_indptr, buffers)
+
+    for row in (0, 2):
+        tokens = slice(row * width, (row + 1) * width)
+        prefix = cached[pool[requests[row], : lens[row]].long()]
+        keys, values = torch.cat([prefix, new[tokens]]).float().unbind(1)
+        torch.testing.assert_close(
+            output[tokens].float(),
+            attend(query[tokens].float(), keys, values),
+            rtol=4e-3 if real else 1e-5,
+            atol=4e-3 if real else 1e-5,
+        )
+    if real and bad != bad:
+        return  # which of them FlashInfer then makes NaN doesn't matter
+    # A padded row has one key: its last token sees it, those before see nothing.
+    padded = output[padding].view(3, width, HEADS, HEAD_DIM)
+    assert (padded[:, :-1] == 0).all()
+    torch.testing.assert_close(padded[:, -1], torch.full_like(padded[:, -1], bad), equal_nan=True)
 
 
 # --- Faults that users met ----------------------------------------------------------------------
@@ -329,6 +469,7 @@ def test_sglang_10892_padding_keeps_nothing(device: str) -> None:
     row_indices, row_lens = i64(indices, device), i64(lens, device)
     chains.extend(row_indices, row_lens, **rows, **buffers)
     check(buffers, expected_extend(pool, indices, lens, 1, 3, 160))
+    end_offset = buffers["end_offset"]
 
     buffers = draft_buffers(4, 3, 160, device)
     chains.draft(row_indices, row_lens, **rows, **buffers)
@@ -336,7 +477,8 @@ def test_sglang_10892_padding_keeps_nothing(device: str) -> None:
 
     drafts, targets = [1, 2, 3, *[POISON] * 9], [2, 3, 4, *[-POISON] * 9]
     buffers = commit_buffers(4, 3, device)
-    chains.commit(row_indices, i64(drafts, device), i64(targets, device), **rows, **buffers)
+    ids = i64(drafts, device), i64(targets, device)
+    chains.commit(row_indices, end_offset, *ids, **rows, **buffers)
     check(buffers, expected_commit([True] + [False] * 3, lens, drafts, targets, 3))
     assert not status.any()
 
@@ -386,7 +528,8 @@ def test_sglang_27689_the_host_never_learns_a_length(device: str) -> None:
     def step() -> None:
         chains.draft(indices, lens, num_rows=num_rows, **drafted)
         chains.extend(indices, lens, num_rows=num_rows, **extended)
-        chains.commit(indices, drafts, targets, num_rows=num_rows, **committed)
+        end_offset = extended["end_offset"]
+        chains.commit(indices, end_offset, drafts, targets, num_rows=num_rows, **committed)
 
     graph = capture(step, num_rows=num_rows)
     rng = random.Random(27689)
@@ -435,6 +578,7 @@ class Step:
         self.indices, self.lens = i64([1, 2], "cpu"), i64([4, 5], "cpu")
         self.targets = i64([7, 8, 9, 5, 5, 5], "cpu")
         self.drafts = i64([1, 7, 8, 4, 6, 5], "cpu")
+        self.end_offset = self.lens + 3
         self.buffers = {
             "draft": draft_buffers(2, 2, 80, "cpu"),
             "extend": extend_buffers(2, 3, 80, "cpu"),
@@ -442,7 +586,10 @@ class Step:
         }
 
     def run(self, method: str) -> None:
-        inputs = (self.drafts, self.targets) if method == "commit" else (self.lens,)
+        if method == "commit":
+            inputs = self.end_offset, self.drafts, self.targets
+        else:
+            inputs = (self.lens,)
         getattr(self.chains, method)(self.indices, *inputs, **self.buffers[method])
 
 
@@ -509,7 +656,7 @@ def in_torch(step: Step, method: str) -> Callable[[], None]:
 @pytest.mark.parametrize("method", ["draft", "extend", "commit"])
 def test_launches(method: str) -> None:
     step = Step()
-    step.run("extend")  # whose lengths `commit` takes
+    step.buffers["extend"].pop("end_offset")  # torch's `commit` does without
     for buffer in step.buffers[method].values():
         buffer.zero_()
     in_torch_ops = operators(in_torch(step, method))

@@ -30,8 +30,9 @@ _PADDING: dict[str, Any] = {"pad_page": 0, "pad_slot": 0, "pad_seq_len": 1}
 class Chains:
     """The launches of SGLang's speculative steps, where every request drafts one chain.
 
-    It owns what is the same for all steps; everything else is the engine's. The methods may be
-    captured, and a replay reads the tensors that were given.
+    It owns what is the same for all steps, and scratch space; everything else is the engine's, what
+    `commit` takes from `extend` too. The methods may be captured, and a replay reads the tensors
+    that were given. All calls and replays of an object belong on one stream: one object a stream.
 
     Parameters
     ----------
@@ -67,15 +68,15 @@ class Chains:
     >>> pool = torch.tensor([[0] * 6, [11, 12, 13, 14, 15, 16]], dtype=torch.int32)
     >>> chains = Chains(pool, max_bs=2, num_steps=2, num_draft_tokens=3)
     >>> out_cache_loc, positions = torch.empty(2, 6, dtype=torch.int64)
+    >>> end_offset, accept_lens, new_seq_lens = torch.empty(3, 2, dtype=torch.int64)
     >>> chains.extend(
     ...     torch.tensor([1, 0]), torch.tensor([2, 1]), num_rows=1,
-    ...     out_cache_loc=out_cache_loc, positions=positions,
+    ...     out_cache_loc=out_cache_loc, positions=positions, end_offset=end_offset,
     ... )
-    >>> out_cache_loc.tolist(), positions.tolist()
-    ([13, 14, 15, 0, 0, 0], [2, 3, 4, 0, 0, 0])
-    >>> accept_lens, new_seq_lens = torch.empty(2, 2, dtype=torch.int64)
+    >>> out_cache_loc.tolist(), positions.tolist(), end_offset.tolist()
+    ([13, 14, 15, 0, 0, 0], [2, 3, 4, 0, 0, 0], [5, 0])
     >>> chains.commit(
-    ...     torch.tensor([1, 0]),
+    ...     torch.tensor([1, 0]), end_offset,
     ...     torch.tensor([7, 8, 9, 0, 0, 0]), torch.tensor([8, 5, 6, 0, 0, 0]), num_rows=1,
     ...     accept_lens=accept_lens, new_seq_lens=new_seq_lens,
     ... )
@@ -119,8 +120,9 @@ class Chains:
         self._count_index = rows[:max_bs]
         self._lens = torch.full((max_bs,), width, device=device)
         self._positions = torch.arange(width, device=device).repeat(max_bs)
-        self._moved_lens = torch.zeros_like(self._lens)
-        self._moved_positions = torch.empty_like(self._positions)
+        # Where `advance` writes what the caller doesn't ask for, so that the above stay.
+        self._scratch_lens = torch.empty_like(self._lens)
+        self._scratch_positions = torch.empty_like(self._positions)
         self._workspace = self._draft_workspace = None
         if device.type == "cuda":
             self._workspace = ops.workspace(max_bs, device=device)
@@ -145,8 +147,8 @@ class Chains:
         req_pool_indices : int32 or int64 [B]
             The request of each row, -1 for none. B is at most ``max_bs``.
         seq_lens : int32 or int64 [B]
-            Tokens of each row that have KV; a row of 0 is padding. Of rows that are padding, it is
-            not read.
+            Tokens of each row that have KV; a row of 0 is padding, a negative one too (BAD_COUNT).
+            Of rows that are padding, it is not read.
         num_rows : int32 [1] tensor or int, optional
             Rows that carry requests (``raw_bs``); those behind are padding. An int is frozen by
             capture. Absent: all B.
@@ -156,8 +158,10 @@ class Chains:
             ``seq_lens``: the position of the first step's token. The engine counts on from there.
         kv_indptr : int32 [K, B+1], written, optional
         kv_indices : int32 [K, C], written, optional
-            The slots that attention reads in each step, row after row. Too small: the rows that do
-            not fit are padding in that step (OVERFLOW).
+            The slots that attention reads in each step, row after row, then 0 up to its end: of the
+            engine's own buffer, pass the columns that these rows can need, ``kv_indices[:,
+            :bound]``. Its rows may have any stride. Too small: the rows that do not fit are padding
+            in that step (OVERFLOW).
         status : int32 [requests+1], updated, optional
             Faults are OR-ed in (:class:`specmeta.Status`).
 
@@ -190,6 +194,7 @@ class Chains:
         out_cache_loc: Tensor,
         positions: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        end_offset: Tensor | None = None,
         kv_indptr: Tensor | None = None,
         kv_indices: Tensor | None = None,
         status: Tensor | None = None,
@@ -201,7 +206,8 @@ class Chains:
         req_pool_indices : int32 or int64 [B]
             The request of each row, -1 for none. B is at most ``max_bs``.
         seq_lens : int32 or int64 [B]
-            Tokens of each row that have KV. Of rows that are padding, it is not read.
+            Tokens of each row that have KV. A row of 0 has its W tokens from position 0 on; a
+            negative one is padding (UNDERFLOW). Of rows that are padding, it is not read.
         num_rows : int32 [1] tensor or int, optional
             Rows that carry requests (``raw_bs``); those behind are padding. An int is frozen by
             capture. Absent: all B.
@@ -209,11 +215,15 @@ class Chains:
             Where the KV of each query token goes.
         positions : int32 or int64 [B*W], written, optional
         kv_lens : int32 or int64 [B], written, optional
-            ``seq_lens + W``, 1 for padding: what attention reads.
+            ``seq_lens + W``, 1 for padding: what attention reads. So a row that is padding has more
+            queries than keys.
+        end_offset : int32 or int64 [B], written, optional
+            ``seq_lens + W``, 0 for padding: what `commit` takes. Keep it until then.
         kv_indptr : int32 [B+1], written, optional
         kv_indices : int32 [C], written, optional
-            The slots that attention reads, row after row. Too small: the rows that do not fit are
-            padding (OVERFLOW).
+            The slots that attention reads, row after row, then 0 up to its end: pass
+            ``kv_indices[:bound]``, as in `draft`. Too small: the rows that do not fit are padding
+            (OVERFLOW).
         status : int32 [requests+1], updated, optional
             Faults are OR-ed in (:class:`specmeta.Status`).
 
@@ -232,8 +242,8 @@ class Chains:
             num_rows=num_rows,
             cu_seqlens_q=self.qo_indptr[: bs + 1],
             position_ids=self._positions[:tokens],
-            seq_lens_out=self._moved_lens[:bs],
-            position_ids_out=self._moved_positions[:tokens] if positions is None else positions,
+            seq_lens_out=self._scratch_lens[:bs] if end_offset is None else end_offset,
+            position_ids_out=self._scratch_positions[:tokens] if positions is None else positions,
             slot_mapping=out_cache_loc,
             padded_seq_lens=kv_lens,
             kv_indptr=kv_indptr,
@@ -247,6 +257,7 @@ class Chains:
     def commit(
         self,
         req_pool_indices: Tensor,
+        end_offset: Tensor,
         draft_token: Tensor,
         target_predict: Tensor,
         *,
@@ -261,13 +272,13 @@ class Chains:
     ) -> None:
         """Accept the leading drafts that the target also chose: what the verify pass leaves.
 
-        The rows are those of the last `extend`, whose lengths are taken; a row that was emptied
-        there is padding here.
-
         Parameters
         ----------
         req_pool_indices : int32 or int64 [B]
             The request of each row, -1 for none.
+        end_offset : int32 or int64 [B]
+            What `extend` wrote for the verify pass. A row that was emptied there has 0, and is
+            padding here.
         draft_token : int32 or int64 [B*W]
             The query tokens of the verify pass.
         target_predict : int32 or int64 [B*W]
@@ -280,7 +291,7 @@ class Chains:
         num_correct_drafts : int32 or int64 [B], written, optional
             Accepted drafts.
         new_seq_lens : int32 or int64 [B], written, optional
-            ``seq_lens + accept_lens``; 0 for padding.
+            ``seq_lens + accept_lens``, of the lengths that `extend` was given; 0 for padding.
         bonus_tokens : int32 or int64 [B], written, optional
             0 for padding.
         select_index : int32 or int64 [B], written, optional
@@ -304,7 +315,7 @@ class Chains:
             cu_seqlens_q=self.qo_indptr[: bs + 1],
             row_to_slot=req_pool_indices,
             num_rows=num_rows,
-            seq_lens=self._moved_lens[:bs],
+            seq_lens=end_offset,
             num_accepted=num_correct_drafts,
             num_sampled=accept_lens,
             seq_lens_out=new_seq_lens,
