@@ -305,6 +305,20 @@ def test_dtypes_of_what_stands(device: str, dtype: torch.dtype) -> None:
 # --- Empty rows
 
 
+def test_the_index_of_padding_where_nothing_tells_the_tokens(check: Check) -> None:
+    """It goes into a gather, so the last token is as far as it goes."""
+    check(
+        "accept_sampled",
+        {
+            "sampled_tokens": [[1], [2], [3]],
+            "vocab_size": 9,
+            "cu_seqlens_q": [0, 1, 2, 2],
+            "num_rows": 2,
+        },
+        {"token_indices": [0, 1, 1], "next_tokens": [1, 2, 0]},
+    )
+
+
 def test_an_empty_row_has_valid_results(check: Check) -> None:
     """No slot, no tokens, length 0, past num_rows: an index inside the tokens, a valid id."""
     check(

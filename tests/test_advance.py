@@ -53,6 +53,28 @@ def test_there_and_back_again(device: str, page_size: int) -> None:
         assert run["last_page_len"].tolist() == [(length - 1) % page_size + 1]
 
 
+def test_positions_from_the_lengths(check: Check) -> None:
+    """Where no positions are given, a token's is its cache index: here of lengths staged by row."""
+    check(
+        "advance",
+        {
+            "num_accepted": None,
+            "seq_lens": [5, 0, 9],
+            "seq_len_bias": 3,
+            "page_size": 4,
+            "max_seq_len": 11,
+            "cu_seqlens_q": [0, 3, 6, 9],
+            "page_table": [[1, 2], [3, 4], [5, 6]],
+        },
+        {
+            "seq_lens": [8, 0, 0],
+            "position_ids_out": [5, 6, 7, 0, 0, 0, 0, 0, 0],
+            "slot_mapping": [9, 10, 11, -1, -1, -1, -1, -1, -1],
+            "status": [0, 0, 1],
+        },
+    )
+
+
 def test_a_replay_gives_the_same_result(device: str) -> None:
     """With outputs elsewhere nothing that is read is written."""
     run = Guarded(

@@ -18,9 +18,9 @@ AdvanceParams make(Random& random, Buffers& buffers, bool many_rows) {
   p.layout.seq_lens = make.given() ? make.ints_out("seq_lens_out", rows) : p.seq_lens;
   if (make.given()) {
     p.position_ids = make.ints("position_ids", make.tokens, [&](int64_t) { return make.value(0, 100); });
-    if (make.given()) p.position_ids_out = make.ints_out("position_ids_out", make.tokens);
   }
-  if (p.position_ids || p.layout.slot_mapping) p.rows.tokens = make.tokens;
+  if (make.given()) p.position_ids_out = make.ints_out("position_ids_out", make.tokens);
+  if (p.position_ids || p.position_ids_out || p.layout.slot_mapping) p.rows.tokens = make.tokens;
 
   p.num_counts = random.chance(0.8) ? make.slots : random.between(0, make.slots + 1);
   const int64_t low = random.pick({0, -3});
