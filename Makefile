@@ -39,7 +39,7 @@ $(VENV)/.installed: requirements.txt
 	@$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	@touch $@
 
-$(BUILT): $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(filter csrc/%,$(CXX_SOURCES))
+$(BUILT): $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt specmeta/include/specmeta.h $(filter csrc/%,$(CXX_SOURCES))
 	@echo "== building the library (SPECMETA_CUDA=$(SPECMETA_CUDA))"
 	@rm -f $(VENV)/.built-*
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .

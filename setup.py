@@ -1,25 +1,30 @@
-"""Builds the operator library with CMake and ninja; the rest is in pyproject.toml."""
+"""Builds the libraries with CMake and ninja; the rest is in pyproject.toml."""
 
 import importlib.util
 import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
 
 
 class CMakeBuild(build_ext):
-    """Drives CMakeLists.txt. The library is no Python extension: one file serves all Pythons."""
+    """Drives CMakeLists.txt, which installs all libraries; setuptools hears of one of them."""
 
     def build_extension(self, ext: Extension) -> None:
         torch = importlib.util.find_spec("torch")
         if torch is None or torch.origin is None:
             raise SystemExit("specmeta: install torch first, then use --no-build-isolation")
+        if importlib.util.find_spec("pybind11") is None:
+            raise SystemExit("specmeta: pybind11 is missing: pip install pybind11")
+        if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+            raise SystemExit("specmeta: Python's headers are missing: python3-dev (Debian, Ubuntu)")
         for tool in ("cmake", "ninja"):
             if shutil.which(tool) is None:
                 raise SystemExit(f"specmeta: {tool} is missing: pip install cmake ninja")
@@ -28,6 +33,7 @@ class CMakeBuild(build_ext):
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DCMAKE_INSTALL_PREFIX={target}",
+            f"-DSPECMETA_PYTHON={sys.executable}",
             f"-DSPECMETA_TORCH={Path(torch.origin).parent}",
             f"-DSPECMETA_CUDA={os.environ.get('SPECMETA_CUDA', 'auto')}",
         ]  # fmt: skip
@@ -38,14 +44,7 @@ class CMakeBuild(build_ext):
         return os.path.join(*fullname.split(".")) + ".so"
 
 
-class PlatformWheel(bdist_wheel):
-    """The library is tied to the platform but to no Python."""
-
-    def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
-
-
 setup(
     ext_modules=[Extension("specmeta.libspecmeta", sources=[])],
-    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
+    cmdclass={"build_ext": CMakeBuild},
 )

@@ -7,7 +7,10 @@ all of it in one launch, without a host synchronisation.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from specmeta.status import Status
 
 __all__ = [
     "BatchMetadata",
@@ -18,6 +21,8 @@ __all__ = [
     "count_sampled",
     "draft_lists",
     "draft_step",
+    "get_include",
+    "get_library",
     "keep_last",
     "locate_sampled",
     "map_slots",
@@ -42,13 +47,22 @@ try:
         stage,
         workspace,
     )
-    from specmeta.status import Status
 except ImportError as error:
-    # Where the library is missing, `python -m specmeta doctor` must still be able to say so; every
-    # other use raises the same error.
+    # Where torch is missing there is still specmeta.cupy, and where the library is, `python -m
+    # specmeta doctor` must be able to say so; every other use raises the same error.
     _error = error
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
             raise _error
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def get_include() -> str:
+    """Return the directory of ``specmeta.h``."""
+    return str(Path(__file__).with_name("include"))
+
+
+def get_library() -> str:
+    """Return the path of ``libspecmeta_c.so``, the operations without torch and Python."""
+    return str(Path(__file__).with_name("libspecmeta_c.so"))

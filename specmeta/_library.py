@@ -8,22 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from specmeta._schema import Argument, parse
+
+__all__ = ["PATH", "Argument", "BuildInfo", "build_info", "load", "schema", "workspace_words"]
+
 PATH = Path(__file__).with_name("libspecmeta.so")
-
-
-class Argument(NamedTuple):
-    """One argument of an operator, as the library's own table has it."""
-
-    operator: str
-    name: str
-    kind: str
-    required: bool
-    written: bool
-    dtype: str
-    shape: str
-    default: str
-    low: int
-    high: int
 
 
 class BuildInfo(NamedTuple):
@@ -42,11 +31,7 @@ def _text(function: str) -> str:
 
 def schema() -> list[Argument]:
     """Return the arguments of all operators in order."""
-    rows = (line.split("\t") for line in _text("specmeta_schema").splitlines())
-    return [
-        Argument(op, name, kind, req == "1", wr == "1", dtype, shape, default, int(low), int(high))
-        for op, name, kind, req, wr, dtype, shape, default, low, high in rows
-    ]
+    return parse(_text("specmeta_schema"))
 
 
 def build_info() -> BuildInfo:

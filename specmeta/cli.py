@@ -45,7 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.add_parser(name, help=text, add_help=False)
     command = parser.parse_args(arguments[:1]).command
     try:
-        module = importlib.import_module(f"specmeta.{COMMANDS[command][0]}")
+        try:
+            module = importlib.import_module(f"specmeta.{COMMANDS[command][0]}")
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            parser.error("torch is missing: pip install torch (specmeta.cupy works without)")
         code: int = module.main(arguments[1:])
         return code
     except KeyboardInterrupt:

@@ -10,6 +10,9 @@ trap 'rm -rf "$clean"' EXIT
 "$root/.venv/bin/python" -m venv "$clean/venv"
 "$clean/venv/bin/pip" install --quiet --no-deps "$wheel"
 cd "$clean"
+"$clean/venv/bin/python" -c "
+import os, specmeta, specmeta.cupy  # there is no torch yet
+assert os.path.exists(specmeta.get_include() + '/specmeta.h') and os.path.exists(specmeta.get_library())"
 if [ $# -gt 1 ]; then
   "$clean/venv/bin/pip" install --quiet "$2" numpy pytest hypothesis tqdm
   cp -r "$root/tests" "$root/pyproject.toml" .

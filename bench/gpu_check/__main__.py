@@ -207,7 +207,7 @@ def plan(folder: Path) -> list[list[Part]]:
     )
     operations = (
         *("cases", "large", "advance", "stage", "accept", "count_sampled", "locate_sampled"),
-        *("keep_last", "map_slots", "draft_step", "draft_lists"),
+        *("keep_last", "map_slots", "draft_step", "draft_lists", "c_api"),
     )
     batches = ("graph", "batch", "errors", "ring", "toy_engine")
     many_replays = "replays or serving"

@@ -49,7 +49,10 @@ Arguments::Arguments(const OpSpec& op, const Value* values) : op_(op), values_(v
   for (size_t i = 0; i < op.args.size(); ++i) {
     const ArgSpec& spec = op.args[i];
     const Value& value = values[i];
-    if (!value.given) continue;
+    if (!value.given) {
+      if (spec.required) fail(spec.name, spec.kind == ArgKind::kTensor ? "a tensor" : "an integer", "None");
+      continue;
+    }
     if (spec.kind == ArgKind::kTensor) {
       check_tensor(spec, value.tensor);
       check_shape(spec, value.tensor);
@@ -70,6 +73,7 @@ const Value& Arguments::find(Arg name) const {
 void Arguments::check_tensor(const ArgSpec& spec, const TensorView& tensor) {
   static constexpr const char* kExpected[] = {"dtype int32", "dtype int64", "dtype int32 or int64", "dtype bool"};
   if (!accepts(spec.dtype, tensor.element)) fail(spec.name, kExpected[static_cast<int>(spec.dtype)], tensor.dtype);
+  if (spec.written && tensor.read_only) fail(spec.name, "memory that may be written", "a read-only array");
 
   if (!first_tensor_) {
     first_tensor_ = &spec;
@@ -118,8 +122,13 @@ void Arguments::check_shape(const ArgSpec& spec, const TensorView& tensor) {
   const int64_t item = item_bytes(tensor.element);
   const int64_t bytes = ((rank == 2 ? (shape[0] - 1) * strides[0] : 0) + last) * item;
   const int64_t end = tensor.storage_offset * item + bytes;
-  if (!tensor.data || (tensor.storage_bytes >= 0 && end > tensor.storage_bytes)) {  // somebody resized its storage
-    fail(name, "a storage of at least " + std::to_string(end) + " bytes", std::to_string(tensor.storage_bytes));
+  const bool is_known = tensor.storage_bytes >= 0;
+  if (!tensor.data || (is_known && end > tensor.storage_bytes)) {  // somebody resized its storage
+    fail(name, "a storage of at least " + std::to_string(end) + " bytes",
+         is_known ? std::to_string(tensor.storage_bytes) : "a null pointer");
+  }
+  if (reinterpret_cast<uintptr_t>(tensor.data) % item != 0) {
+    fail(name, "memory on a boundary of " + std::to_string(item) + " bytes", "an unaligned pointer");
   }
   const char* begin = static_cast<const char*>(tensor.data);
   extents_[num_extents_++] = {&spec, begin, begin + bytes};

@@ -29,6 +29,7 @@ struct TensorView {
   // The memory that it lies in: how many bytes (-1: not known), and how many elements stand before `data`.
   int64_t storage_bytes;
   int64_t storage_offset;
+  bool read_only;
 };
 
 // An argument as it came. Where it is not given, nothing else is read; no initialisers, since a call has dozens.
@@ -69,6 +70,7 @@ class Arguments {
   // Throws where some of these are given and others are not.
   void all_or_none(std::initializer_list<Arg> names) const;
 
+  int32_t device_type() const { return device_type_; }
   int32_t device_index() const { return device_index_; }
 
  private:

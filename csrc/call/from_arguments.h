@@ -17,4 +17,18 @@ DraftListsParams draft_lists_params(Arguments& args);
 MapSlotsParams map_slots_params(Arguments& args);
 DraftStepParams draft_step_params(Arguments& args);
 
+// Hands an operation's parameters to `run`.
+template <class Run>
+void with_params(Op op, Arguments& args, Run run) {
+  switch (op) {
+#define SPECMETA_CASE(name) \
+  case Op::name:            \
+    return run(name##_params(args));
+    SPECMETA_OPERATORS(SPECMETA_CASE)
+#undef SPECMETA_CASE
+    case Op::kCount:
+      break;
+  }
+}
+
 }  // namespace specmeta

@@ -20,11 +20,17 @@
   X(position_bias) X(position_ids) X(position_ids_out) X(query_lens) X(row_to_slot) X(sampled_tokens) X(seq_len_bias) \
   X(seq_lens) X(seq_lens_out) X(shift) X(slot_mapping) X(status) X(target_tokens) X(token_indices) X(tokens) \
   X(use_initial_states) X(vocab_size) X(workspace) X(written_lens)
+
+// The names of all operators, in the order of op_specs().
+#define SPECMETA_OPERATORS(X) \
+  X(advance) X(stage) X(accept_greedy) X(accept_sampled) X(count_sampled) X(locate_sampled) X(keep_last) \
+  X(draft_lists) X(map_slots) X(draft_step)
 // clang-format on
 
 namespace specmeta {
 
 #define SPECMETA_NAME(name) name,
+enum class Op : uint8_t { SPECMETA_OPERATORS(SPECMETA_NAME) kCount };
 enum class Arg : uint8_t { SPECMETA_ARGUMENTS(SPECMETA_NAME) kCount };
 #undef SPECMETA_NAME
 
@@ -63,8 +69,10 @@ struct OpSpec {
   bool has(Arg name) const { return positions[static_cast<size_t>(name)] != kNoArgument; }
 };
 
-// Every operator, in the order in which the headers explain them.
 const std::vector<OpSpec>& op_specs();
+inline const OpSpec& op_spec(Op op) {
+  return op_specs()[static_cast<size_t>(op)];
+}
 
 // For the fake kernels and the tests: one line an argument, "operator name kind required written dtype shape default
 // low high".

@@ -61,6 +61,7 @@ TensorView view(AtenTensorHandle tensor) {
       dtype_name(type),
       get(aoti_torch_get_storage_size, tensor),
       get(aoti_torch_get_storage_offset, tensor),
+      false,
   };
 }
 
