@@ -40,6 +40,12 @@ def test_pages_with_examples_have_a_test() -> None:
             assert any(f'{page.name}"' in text for text in runs), page.name
 
 
+def test_links() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert ":" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
 @pytest.mark.parametrize("module", [batch, engine, generate, graph, ops, pages])
 def test_docstrings(module: Any) -> None:
     names = {"specmeta": specmeta, "torch": torch}
