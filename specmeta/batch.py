@@ -542,7 +542,7 @@ class BatchMetadata:
         ----------
         num_accepted : int32 or int64 [N]
             By slot, or as ``count_index`` says.
-        count_index : int32 [B], optional
+        count_index : int32 or int64 [B], optional
         max_accepted : int, optional
         seq_len_bias, position_bias : int
         """
