@@ -186,7 +186,7 @@ def test_short_name(mangled: str, name: str) -> None:
 
 def test_missing_unexpected_and_repeated_kernels_are_found() -> None:
     stage = _parsed("EXIT")
-    names = sorted(set(kernel_table.KERNELS.values()) - {"draft_step"}) + ["advance", "other"]
+    names = [*sorted(set(kernel_table.KERNELS.values()) - {"draft_step"}), "advance", "other"]
     assert kernel_table.wrong_names(stage._replace(name=name) for name in names) == [
         "kernel advance: expected 1, got 2",
         "kernel draft_step: expected 1, got 0",

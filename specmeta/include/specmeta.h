@@ -122,7 +122,7 @@ typedef struct specmeta_advance_args {
   int64_t max_accepted; /* from 0, or SPECMETA_NONE */
   int64_t seq_len_bias; /* -1099511627776 to 1099511627776 */
   int64_t position_bias; /* -1099511627776 to 1099511627776 */
-  specmeta_tensor count_index; /* int32 [B] */
+  specmeta_tensor count_index; /* int32 or int64 [B] */
   specmeta_tensor cu_seqlens_q; /* int32 [B+1] */
   specmeta_tensor position_ids; /* int32 or int64 [T], written */
   specmeta_tensor seq_lens_out; /* int32 or int64 [B], written */

@@ -116,13 +116,8 @@ class Chains:
         self._num_steps = num_steps
         self._width = width
         self.qo_indptr = rows * width
-        # Rows as if nothing of them were cached. `advance` moves them behind what is.
-        self._count_index = rows[:max_bs]
-        self._lens = torch.full((max_bs,), width, device=device)
-        self._positions = torch.arange(width, device=device).repeat(max_bs)
-        # Where `advance` writes what the caller doesn't ask for, so that the above stay.
-        self._scratch_lens = torch.empty_like(self._lens)
-        self._scratch_positions = torch.empty_like(self._positions)
+        # Where `extend` writes lengths that the caller doesn't ask for, so that the engine's stay.
+        self._scratch_lens = torch.empty(max_bs, dtype=torch.int64, device=device)
         self._workspace = self._draft_workspace = None
         if device.type == "cuda":
             self._workspace = ops.workspace(max_bs, device=device)
@@ -206,8 +201,8 @@ class Chains:
         req_pool_indices : int32 or int64 [B]
             The request of each row, -1 for none. B is at most ``max_bs``.
         seq_lens : int32 or int64 [B]
-            Tokens of each row that have KV. A row of 0 has its W tokens from position 0 on; a
-            negative one is padding (UNDERFLOW). Of rows that are padding, it is not read.
+            Tokens of each row that have KV; a row of 0 is padding. Of rows that are padding, it is
+            not read.
         num_rows : int32 [1] tensor or int, optional
             Rows that carry requests (``raw_bs``); those behind are padding. An int is frozen by
             capture. Absent: all B.
@@ -229,21 +224,25 @@ class Chains:
 
         Raises
         ------
+        ValueError
+            ``out_cache_loc`` or ``positions`` has another length.
         RuntimeError
             A tensor that cannot be right; nothing has been written then.
         """
         bs = len(req_pool_indices)
-        tokens = bs * self._width
+        for name, tensor in (("out_cache_loc", out_cache_loc), ("positions", positions)):
+            if tensor is not None and len(tensor) != bs * self._width:
+                expected = f"B * W = {bs * self._width} entries"
+                raise ValueError(f"{name}: expected {expected}, got {len(tensor)}")
         ops.advance(
+            None,
             seq_lens,
-            self._lens[:bs],
-            count_index=self._count_index[:bs],
+            seq_len_bias=self._width,
             row_to_slot=req_pool_indices,
             num_rows=num_rows,
             cu_seqlens_q=self.qo_indptr[: bs + 1],
-            position_ids=self._positions[:tokens],
             seq_lens_out=self._scratch_lens[:bs] if end_offset is None else end_offset,
-            position_ids_out=self._scratch_positions[:tokens] if positions is None else positions,
+            position_ids_out=positions,
             slot_mapping=out_cache_loc,
             padded_seq_lens=kv_lens,
             kv_indptr=kv_indptr,
