@@ -437,6 +437,14 @@ def test_attention_without_a_plan(
             ),
             "last_page_len on cpu, got meta",
         ),
+        (
+            lambda w: setattr(w, "_paged_kv_indices_buf", torch.zeros(42, dtype=torch.int32)[::2]),
+            r"kv_indices of one dimension, contiguous, got shape \[21\], strides \[2\]",
+        ),
+        (
+            lambda w: setattr(w, "_paged_kv_last_page_len_buf", torch.zeros(4, 1).int()),
+            "last_page_len of one dimension",
+        ),
     ],
 )
 def test_bind_raises_and_changes_nothing(break_it: Any, message: str) -> None:
@@ -474,6 +482,8 @@ def test_bind_wants_room_for_the_pad_pages() -> None:
 def test_other_errors() -> None:
     with pytest.raises(ValueError, match="query_len: expected at least 1, got 0"):
         adapter.plan_bounds(make_batch(4, "cpu"), query_len=0)
+    with pytest.raises(ValueError, match="expected sums up to 2147483647, got 4294967296"):
+        adapter.plan_bounds(make_batch(4, "cpu"), query_len=2**30)
     with pytest.raises(ValueError, match="pad_seq_len=1"):
         adapter.decode_arguments(make_batch(4, "cpu"))
     with pytest.raises(ValueError, match="with_block_table=False"):

@@ -777,6 +777,23 @@ def test_twins_never_wait_and_never_race() -> None:
         assert stream.waits == 0
 
 
+def test_twins_outlive_a_refused_set() -> None:
+    """Nothing of it is queued, so the ring has no buffer that nobody will read."""
+    tensors = {"a": torch.tensor([1]), "b": torch.tensor([2])}
+    twins = trtllm.HostTwins(tensors, depth=1)
+    for wrong, message in (
+        (torch.tensor([2], device="meta"), "b: expected cpu, got meta"),
+        (torch.zeros(2, dtype=torch.int64), "b: expected at most 8 bytes, got 16"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            twins.fetch(tensors | {"b": wrong})
+    twins.fetch(tensors)
+    assert {name: twin.tolist() for name, twin in twins.read().items()} == {
+        "a_host": [1],
+        "b_host": [2],
+    }
+
+
 # --- The page
 
 

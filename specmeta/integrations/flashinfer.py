@@ -90,9 +90,9 @@ def bind(batch: BatchMetadata, wrapper: Any, *, with_qo_indptr: bool = False) ->
     Raises
     ------
     ValueError
-        The wrapper has another number of rows, or lives on another device, or has no room for the
-        pad pages of a batch made with ``pad_seq_len=1``, or `outputs` raises; the batch is
-        unchanged then.
+        The wrapper has another number of rows, or lives on another device, or a tensor is not
+        contiguous, or it has no room for the pad pages of a batch made with ``pad_seq_len=1``, or
+        `outputs` raises; the batch is unchanged then.
     """
     tensors = outputs(wrapper)
     if with_qo_indptr:
@@ -100,6 +100,9 @@ def bind(batch: BatchMetadata, wrapper: Any, *, with_qo_indptr: bool = False) ->
     rows, device = batch.max_rows, batch.seq_lens.device  # with an index, where batch has "cuda"
     sizes = {"kv_indptr": rows + 1, "last_page_len": rows, "cu_seqlens_q": rows + 1}
     for name, tensor in tensors.items():
+        if tensor.dim() != 1 or not tensor.is_contiguous():
+            got = f"shape {list(tensor.shape)}, strides {list(tensor.stride())}"
+            raise ValueError(f"wrapper: expected {name} of one dimension, contiguous, got {got}")
         if len(tensor) != sizes.get(name, len(tensor)):
             raise ValueError(f"wrapper: expected a {name} of {sizes[name]}, got {len(tensor)}")
         if tensor.device != device:
@@ -133,7 +136,7 @@ def plan_bounds(batch: BatchMetadata, *, query_len: int | None = None) -> tuple[
     Raises
     ------
     ValueError
-        `query_len` is below 1.
+        `query_len` is below 1, or a sum is past 2**31 - 1.
 
     Examples
     --------
@@ -144,17 +147,18 @@ def plan_bounds(batch: BatchMetadata, *, query_len: int | None = None) -> tuple[
     >>> [bound.tolist() for bound in plan_bounds(batch, query_len=3)]
     [[0, 3, 6], [0, 3, 6], [], [4, 4]]
     """
+    if query_len is not None and query_len < 1:
+        raise ValueError(f"query_len: expected at least 1, got {query_len}")
+    most = batch.max_rows * max(batch.max_pages, query_len or 0)
+    if most >= 2**31:
+        raise ValueError(f"batch: expected sums up to {2**31 - 1}, got {most}")
     ends = torch.arange(batch.max_rows + 1, dtype=torch.int32)
     pages = (
         ends * batch.max_pages,
         torch.empty(0, dtype=torch.int32),
         torch.full((batch.max_rows,), batch.page_size, dtype=torch.int32),
     )
-    if query_len is None:
-        return pages
-    if query_len < 1:
-        raise ValueError(f"query_len: expected at least 1, got {query_len}")
-    return (ends * query_len, *pages)
+    return pages if query_len is None else (ends * query_len, *pages)
 
 
 def decode_arguments(

@@ -501,11 +501,12 @@ class HostTwins:
                 f"expected tensors and a depth of at least 1, got {list(tensors)} and {depth}"
             )
         self._sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        self._device = next(iter(tensors.values())).device
         self._depth = depth
         self._ring = DownloadRing(
             depth * len(tensors),
             max(self._sizes.values()),
-            device=next(iter(tensors.values())).device,
+            device=self._device,
         )
         self._sets: deque[dict[str, Fetched]] = deque()
 
@@ -522,7 +523,7 @@ class HostTwins:
         RuntimeError
             `depth` sets have not been read.
         ValueError
-            A tensor is larger than it was at the start.
+            A tensor is larger than it was at the start, or on another device; nothing is queued.
         """
         if len(self._sets) == self._depth:
             raise RuntimeError(f"all {self._depth} sets are unread")
@@ -531,6 +532,8 @@ class HostTwins:
                 raise ValueError(
                     f"{name}: expected at most {size} bytes, got {tensors[name].nbytes}"
                 )
+            if tensors[name].device != self._device:
+                raise ValueError(f"{name}: expected {self._device}, got {tensors[name].device}")
         self._sets.append({name: self._ring.fetch(tensors[name]) for name in self._sizes})
 
     @property
