@@ -40,6 +40,11 @@ class CMakeBuild(build_ext):
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build), "--target", "install"], check=True)
 
+    def copy_extensions_to_source(self) -> None:
+        """Copy all libraries: an editable install would get the one that setuptools knows."""
+        for library in (Path(self.build_lib) / "specmeta").glob("*.so"):
+            self.copy_file(str(library), str(ROOT / "specmeta" / library.name))
+
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + ".so"
 
