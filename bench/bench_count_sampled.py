@@ -51,7 +51,7 @@ def host_loop(a: Arguments) -> Step:
 
 
 def vectorised(a: Arguments) -> Step:
-    """Call about a dozen and a half operators."""
+    """Work on whole tensors, without a host read."""
     rows = torch.arange(len(a["discarded"]), device=a["num_rows"].device)
 
     def step() -> None:

@@ -43,7 +43,7 @@ def host_loop(a: Arguments) -> Step:
 
 
 def vectorised(a: Arguments) -> Step:
-    """Call about a dozen operators."""
+    """Work on whole tensors, without a host read."""
     rows = torch.arange(len(a["num_sampled"]), device=a["num_rows"].device)
 
     def step() -> None:

@@ -57,7 +57,7 @@ def host_loop(a: Arguments) -> Step:
 
 
 def vectorised(a: Arguments) -> Step:
-    """Call about a dozen operators."""
+    """Work on whole tensors, without a host read."""
     device = a["num_rows"].device
     rows = torch.arange(len(a["seq_lens"]), device=device)
     entries = torch.arange(len(a["kv_indices"]), dtype=torch.int32, device=device)
