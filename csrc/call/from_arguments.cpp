@@ -302,11 +302,11 @@ DraftListsParams draft_lists_params(Arguments& args) {
 }
 
 MapSlotsParams map_slots_params(Arguments& args) {
-  args.needs(Arg::slot_mapping, {Arg::page_table, Arg::alloc_pages});
   MapSlotsParams p;
   p.rows = rows_params(args);
   p.rows.cu_seqlens_q = args.int32(Arg::cu_seqlens_q);
   p.pages = pages_params(args);
+  args.needs(Arg::slot_mapping, {Arg::page_table, Arg::alloc_pages});
   p.position_ids = args.ints(Arg::position_ids);
   p.slot_mapping = args.int64(Arg::slot_mapping);
   p.num_slots = count_slots(args, p.rows);
