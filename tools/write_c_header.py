@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from specmeta import _library
@@ -49,7 +50,7 @@ def operation(name: str, arguments: list[_library.Argument], summary: str) -> st
     begin = f"SPECMETA_API int specmeta_{name}("
     return "\n".join(
         [
-            f"\n/* {summary.replace('``', '')} */",
+            f"\n/* {re.sub(':func:|`', '', summary)} */",
             f"typedef struct specmeta_{name}_args {{",
             "  uint32_t struct_size;",
             "  uint32_t abi_version;",

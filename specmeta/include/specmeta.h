@@ -327,7 +327,7 @@ static inline specmeta_count_sampled_args specmeta_count_sampled_init(void) {
 SPECMETA_API int specmeta_count_sampled(const specmeta_count_sampled_args* args, int32_t device, void* stream,
                                         char* error, size_t error_size) SPECMETA_NOEXCEPT;
 
-/* Find the query token that was accepted last, from the counts of :func:`count_sampled`. */
+/* Find the query token that was accepted last, from the counts of count_sampled. */
 typedef struct specmeta_locate_sampled_args {
   uint32_t struct_size;
   uint32_t abi_version;
