@@ -136,6 +136,23 @@ def test_slices(operation: str) -> None:
             assert np.array_equal(sliced[name], array), name
 
 
+def test_rows_in_reverse() -> None:
+    """What is only read may be, and what it shares with an output is still seen."""
+    pages = np.arange(12, dtype=np.int32).reshape(3, 4)
+    tables = []
+    for page_table in (pages[::-1], pages[::-1].copy()):
+        lens, block_table = np.array([5, 9, 3], np.int32), np.zeros((3, 4), np.int32)
+        arguments = {"page_size": 4, "page_table": page_table, "block_table": block_table}
+        specmeta.cupy.advance(None, lens, **arguments)
+        tables.append(block_table.tolist())
+    assert tables == [[[8, 9, 0, 0], [4, 5, 6, 0], [0, 0, 0, 0]]] * 2
+    call = {"num_accepted": None, "seq_lens": lens, "page_size": 4, "page_table": pages[::-1]}
+    for row in pages:
+        shared = call | {"kv_indices": row, "kv_indptr": np.zeros(4, np.int32)}
+        expected = "memory of its own, since it is written, got bytes shared with page_table"
+        _refused("advance", shared, f"kv_indices: expected {expected}")
+
+
 def test_no_rows() -> None:
     lens, status = np.empty(0, np.int32), np.empty(0, np.int32)
     for share in (lambda array: array, Shared):

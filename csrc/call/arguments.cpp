@@ -120,7 +120,8 @@ void Arguments::check_shape(const ArgSpec& spec, const TensorView& tensor) {
          "strides " + brackets(strides, rank));
   }
   const int64_t item = item_bytes(tensor.element);
-  const int64_t bytes = ((rank == 2 ? (shape[0] - 1) * strides[0] : 0) + last) * item;
+  const int64_t to_last_row = rank == 2 ? (shape[0] - 1) * strides[0] * item : 0;  // negative: in reverse
+  const int64_t bytes = max64(to_last_row, 0) + last * item;                       // from `data` on
   const int64_t end = tensor.storage_offset * item + bytes;
   const bool is_known = tensor.storage_bytes >= 0;
   if (!tensor.data || (is_known && end > tensor.storage_bytes)) {  // somebody resized its storage
@@ -131,7 +132,7 @@ void Arguments::check_shape(const ArgSpec& spec, const TensorView& tensor) {
     fail(name, "memory on a boundary of " + std::to_string(item) + " bytes", "an unaligned pointer");
   }
   const char* begin = static_cast<const char*>(tensor.data);
-  extents_[num_extents_++] = {&spec, begin, begin + bytes};
+  extents_[num_extents_++] = {&spec, begin + min64(to_last_row, 0), begin + bytes};
 }
 
 void Arguments::check_overlap() const {

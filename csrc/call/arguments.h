@@ -78,7 +78,7 @@ class Arguments {
     int64_t value = -1;
     Arg from{};
   };
-  // From the first element to the end of the last.
+  // From the lowest element to the end of the highest.
   struct Extent {
     const ArgSpec* spec;
     const char* begin;
