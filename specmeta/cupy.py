@@ -13,6 +13,7 @@ Neither torch nor, for arrays on the CPU, CuPy has to be installed.
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable
 from numbers import Integral
@@ -65,7 +66,7 @@ def _define(operation: str) -> Callable[..., None]:
     function.body = ast.parse(f"_call({operation!r}, locals())").body
     module = ast.fix_missing_locations(ast.Module([function], []))
     namespace: dict[str, Any] = {"_call": _call, "__name__": __name__}
-    exec(compile(module, __file__, "exec"), namespace)
+    exec(compile(module, f"<{__name__}>", "exec"), namespace)
     made: Callable[..., None] = namespace[operation]
     made.__doc__ = text.rstrip()
     return made
@@ -96,6 +97,8 @@ def _integer(argument: _schema.Argument, value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:
+        if argument.kind == "bool" and _kind(value) in ("numpy.bool", "numpy.bool_"):
+            return int(value)
         _fail(argument, f"a{'n integer' if argument.kind == 'int' else ' bool'}", _kind(value))
     if not -(2**63) <= number < 2**63:
         _fail(argument, f"an integer in [{argument.low}, {argument.high}]", str(number))
@@ -104,25 +107,31 @@ def _integer(argument: _schema.Argument, value: Any) -> int:
 
 def _tensor(argument: _schema.Argument, array: Any) -> _raw.Tensor:
     interface = getattr(array, "__cuda_array_interface__", None)
-    on_gpu = interface is not None
-    if interface is None:
-        interface = getattr(array, "__array_interface__", None)
     if interface is not None:
-        data, read_only = interface["data"]
-        device = _raw.cuda_device(data) if on_gpu else _raw.HOST
-        shape, strides = interface["shape"], interface.get("strides")
-        dtype, item = _dtype(interface["typestr"])
-        if strides is not None:
-            if any(stride % item for stride in strides):
-                _fail(argument, f"strides of whole elements ({item} bytes)", str(list(strides)))
-            strides = [stride // item for stride in strides]
-        return _raw.Tensor(data, shape, strides, dtype, device, read_only)
-    if not hasattr(array, "__dlpack__"):
-        _fail(argument, "an array or None", _kind(array))
-    try:
-        return _raw.from_dlpack(_capsule(array))
-    except BufferError as error:
-        _fail(argument, "an array that DLPack 1 can share, on a CPU or a CUDA GPU", str(error))
+        return _described(argument, interface, _raw.cuda_device(interface["data"][0]))
+    expected, got = "an array or None", ""
+    if hasattr(array, "__dlpack__"):
+        try:
+            return _raw.from_dlpack(_capsule(array))
+        except BufferError as error:
+            expected = "an array that DLPack 1 can share, on a CPU or a CUDA GPU"
+            got = str(error)
+    # Slower, but NumPy describes more arrays than it shares: read-only ones before 2.1, any dtype.
+    interface = getattr(array, "__array_interface__", None)
+    if interface is not None:
+        return _described(argument, interface, _raw.HOST)
+    _fail(argument, expected, got or _kind(array))
+
+
+def _described(argument: _schema.Argument, interface: Any, device: int) -> _raw.Tensor:
+    data, read_only = interface["data"]
+    strides = interface.get("strides")
+    dtype, item = _dtype(interface["typestr"])
+    if strides is not None:
+        if any(stride % item for stride in strides):
+            _fail(argument, f"strides of whole elements ({item} bytes)", str(list(strides)))
+        strides = [stride // item for stride in strides]
+    return _raw.Tensor(data, interface["shape"], strides, dtype, device, read_only)
 
 
 def _capsule(array: Any) -> Any:
@@ -135,6 +144,7 @@ def _capsule(array: Any) -> Any:
         return array.__dlpack__(stream=stream)
 
 
+@functools.lru_cache
 def _dtype(typestr: str) -> tuple[str, int]:
     """``"<i4"`` -> ``("int32", 4)``."""
     order, kind, size = typestr[0], typestr[1], typestr[2:]
