@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,6 +180,36 @@ def test_numbers() -> None:
         lens = np.array([33], np.int32)
         specmeta.cupy.draft_step(lens, page_size=32, last=last)
         assert lens.tolist() == [33 if last else 34]
+
+
+def test_nothing_is_kept() -> None:
+    """Each capsule gives its array back, also where a later argument is wrong."""
+    lens = np.array([33], np.int32)
+    before = sys.getrefcount(lens)
+    for status in (None, np.zeros(1, np.int32), np.zeros(2, np.int32), [0]):
+        with contextlib.suppress(RuntimeError):
+            specmeta.cupy.advance(None, lens, page_size=4, status=status)
+        assert sys.getrefcount(lens) == before
+
+
+def test_other_threads_go_on() -> None:
+    lens, counts = np.ones((2, 2_000_000), np.int32)
+    begun, ended = threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        specmeta.cupy.advance(counts, lens, page_size=4)
+        ended.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    begun.wait()
+    seen = 0
+    while not ended.wait(1e-3):
+        seen += 1
+    thread.join()
+    assert seen > 2
+    assert (lens == 2).all()
 
 
 def test_no_stream_waits_for_another() -> None:

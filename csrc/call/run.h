@@ -13,8 +13,7 @@ class CudaError : public std::runtime_error {
 };
 
 // Runs an operation on the device where its tensors are; `stream` is a cudaStream_t, and unused on the CPU. `values`
-// are in the order of the table. Throws std::runtime_error for
-// a wrong argument.
+// are in the order of the table. Throws std::runtime_error for a wrong argument.
 void run(Op op, const Value* values, void* stream);
 
 // The GPU on which memory lies; of a null pointer, the current one.
