@@ -244,7 +244,7 @@ def test_no_live_row_no_change(check: Check) -> None:
         ),
         (
             {"pad_seq_len": 1, "kv_indices": torch.zeros(2, 1, dtype=torch.int32)},
-            "kv_indices: expected at least B = 2 entries a step with pad_seq_len 1, got 1$",
+            "kv_indices: expected at least B = 2 entries with pad_seq_len 1, got 1$",
         ),
         ({"num_steps": 0}, r"num_steps: expected an integer in \[1, 65535\], got 0$"),
         ({"page_table": None}, "kv_indices: expected .*page_table or alloc_pages beside it"),
