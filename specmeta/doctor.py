@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import importlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -36,6 +38,21 @@ def _works(device: str) -> bool:
     counts = torch.tensor([2], dtype=torch.int32, device=device)
     torch.ops.specmeta.advance(seq_lens, 32, counts)
     return seq_lens.tolist() == [35]
+
+
+def _check_others() -> list[str]:
+    """Load what works without torch; return what cannot be."""
+    missing = []
+    for purpose, load in (
+        ("specmeta.cupy", lambda: importlib.import_module("specmeta._raw")),
+        ("C", lambda: ctypes.CDLL(specmeta.get_library())),
+    ):
+        try:
+            load()
+        except (ImportError, OSError) as error:
+            missing.append(f"the library for {purpose}: {error}")
+    print(f"without torch {'working' if not missing else 'missing'}")
+    return missing
 
 
 def _check_gpu(build: _library.BuildInfo) -> list[str]:
@@ -88,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     architectures = build.architectures.replace("-real", "")
     built = f"built with CUDA {build.cuda} for sm {architectures}"
     print(f"CUDA kernels  {built if build.cuda else 'built without CUDA'}")
+    missing += _check_others()
     nvcc = shutil.which("nvcc")
     print(f"nvcc          {'found' if nvcc else 'not found'}")
     gpu = _check_gpu(build)

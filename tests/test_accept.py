@@ -362,11 +362,12 @@ def test_no_tokens_at_all(check: Check) -> None:
     )
 
 
-def test_an_unknown_number_of_tokens_counts_as_the_largest(check: Check) -> None:
+def test_a_bad_pair_where_nothing_tells_the_tokens(check: Check) -> None:
+    """The last entry of cu_seqlens_q counts as their number for the index of padding."""
     check(
         "accept_sampled",
         {"sampled_tokens": [[5], [6]], "vocab_size": 10, "cu_seqlens_q": [INT32_MAX, 0, 1]},
-        {"token_indices": [INT32_MAX - 1, 0], "next_tokens": [0, 0], "status": [32, 32]},
+        {"token_indices": [0, 0], "next_tokens": [0, 0], "status": [32, 32]},
     )
 
 

@@ -607,6 +607,16 @@ def test_a_wrong_size_raises_and_writes_nothing(method: str, name: str) -> None:
     assert all((buffer == POISON).all() for buffer in buffers.values())
 
 
+@pytest.mark.parametrize("method", ["draft", "extend", "commit"])
+def test_more_rows_than_there_may_be(method: str) -> None:
+    step = Step()
+    rows = len(step.indices)
+    step.chains = Chains(make_pool(0, "cpu"), max_bs=rows - 1, num_steps=2, num_draft_tokens=3)
+    with pytest.raises(ValueError, match=f"expected at most max_bs = {rows - 1}, got {rows}"):
+        step.run(method)
+    assert all((buffer == POISON).all() for buffer in step.buffers[method].values())
+
+
 def in_torch(step: Step, method: str) -> Callable[[], None]:
     """Do a method's work with torch's operators, of rows that are all real."""
     buffers = step.buffers[method]

@@ -113,6 +113,7 @@ class Chains:
             "num_pages": allocated_lens,
             "page_size": 1,
         }
+        self._max_bs = max_bs
         self._num_steps = num_steps
         self._width = width
         self.qo_indptr = rows * width
@@ -162,9 +163,12 @@ class Chains:
 
         Raises
         ------
+        ValueError
+            There are more rows than ``max_bs``.
         RuntimeError
             A tensor that cannot be right; nothing has been written then.
         """
+        self._count_rows(req_pool_indices)
         ops.draft_lists(
             seq_lens,
             num_steps=self._num_steps,
@@ -225,11 +229,12 @@ class Chains:
         Raises
         ------
         ValueError
-            ``out_cache_loc`` or ``positions`` has another length.
+            There are more rows than ``max_bs``, or ``out_cache_loc`` or ``positions`` has another
+            length.
         RuntimeError
             A tensor that cannot be right; nothing has been written then.
         """
-        bs = len(req_pool_indices)
+        bs = self._count_rows(req_pool_indices)
         for name, tensor in (("out_cache_loc", out_cache_loc), ("positions", positions)):
             if tensor is not None and len(tensor) != bs * self._width:
                 expected = f"B * W = {bs * self._width} entries"
@@ -304,10 +309,12 @@ class Chains:
 
         Raises
         ------
+        ValueError
+            There are more rows than ``max_bs``.
         RuntimeError
             A tensor that cannot be right; nothing has been written then.
         """
-        bs = len(req_pool_indices)
+        bs = self._count_rows(req_pool_indices)
         ops.accept_greedy(
             target_predict,
             draft_token,
@@ -324,3 +331,11 @@ class Chains:
             status=status,
             workspace=self._workspace,
         )
+
+    def _count_rows(self, req_pool_indices: Tensor) -> int:
+        bs = len(req_pool_indices)
+        if bs > self._max_bs:
+            raise ValueError(
+                f"req_pool_indices: expected at most max_bs = {self._max_bs}, got {bs}"
+            )
+        return bs
