@@ -70,7 +70,7 @@ SPECMETA_HD TokenSpan locate(Cta& cta, const Rows& rows, int32_t b, int32_t live
   if (b < live) {
     span = {load(cu + b), load(cu + b + 1)};
     bad = is_bad(span, rows.tokens);
-  } else if (live > 0) {
+  } else if (live > 0 && b < rows.batch) {
     span.begin = span.end = load(cu + live);
   }
   const bool is_broken_here = cta.any(bad);
