@@ -16,13 +16,14 @@ VLLM_ARGS ?=
 export SPECMETA_CUDA
 CXX_SOURCES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build demo smollm2 bench test test-vllm lint format wheel clean
+.PHONY: help setup build demo smollm2 bench test test-vllm docs lint format wheel clean
 
 help:
 	@echo "make demo    generate text with the built-in model, speculating through specmeta"
 	@echo "make smollm2 let SmolLM2 answer a question (93 MB are downloaded the first time)"
 	@echo "make test    run every test"
 	@echo "make test-vllm  serve with vLLM on the CPU, in an environment of its own (VLLM_ARGS=...)"
+	@echo "make docs    build the documentation into build/docs/index.html"
 	@echo "make lint    ruff, mypy, clang-format"
 	@echo "make bench   measure every operation beside what one would write instead (BENCH_ARGS=--short)"
 	@echo "make wheel   build dist/*.whl and run it in a clean environment"
@@ -74,6 +75,11 @@ test-vllm: build $(VLLM)/.installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/vllm .
 	@$(VLLM)/bin/python -m pip install --quiet --no-deps --force-reinstall build/vllm/specmeta-*.whl
 	@SPECMETA_VLLM_PYTHON="$(CURDIR)/$(VLLM)/bin/python" $(BIN)/python -m pytest tests/test_vllm.py $(VLLM_ARGS)
+
+docs: build
+	@echo "== building the documentation"
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	@echo "build/docs/index.html"
 
 lint: build
 	@$(BIN)/ruff check .
