@@ -1,4 +1,4 @@
-"""Tools to test the operators with: guarded tensors, exact comparison, and the case files.
+"""Tools to test the operators with: guarded tensors, exact comparison, and runs of cases.
 
 A tensor of a batch is written by many launches and read by engines that trust every element of
 it, so a test asks for three things: the right elements, defined elements everywhere (outputs are
@@ -16,15 +16,16 @@ Examples
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Guarded", "assert_equal", "load_case", "poisoned", "run_both", "run_case"]
+if TYPE_CHECKING:
+    from specmeta.cases import Case
+
+__all__ = ["Guarded", "assert_equal", "poisoned", "run_both", "run_case"]
 
 POISON = 0x7B7B7B7B
 """What outputs hold before a run: as a length, page, slot or position it is wrong everywhere."""
@@ -33,43 +34,6 @@ GUARD = 0x5A5A5A5A
 """What stands between the tensors of a `Guarded`."""
 
 GUARD_ELEMENTS = 7  # odd, so that the tensors start on every alignment that their dtype allows
-
-INT64_NAMES = frozenset({"slot_mapping"})
-"""Tensors that are always int64."""
-
-BOOL_NAMES = frozenset({"discarded", "use_initial_states"})
-"""Tensors of truth values."""
-
-EITHER_NAMES = frozenset(
-    {
-        "num_accepted",
-        "row_to_slot",
-        "seq_lens",
-        "seq_lens_out",
-        "padded_seq_lens",
-        "position_ids",
-        "position_ids_out",
-        "last_position_ids",
-        "input_ids",
-        "target_tokens",
-        "sampled_tokens",
-        "draft_tokens",
-        "next_tokens",
-        "accepted_tokens",
-        "draft_input_ids",
-        "tokens",
-        "num_sampled",
-        "backup_tokens",
-    }
-)
-"""Tensors that may be int32 or int64, each for itself. All others are int32."""
-
-# The sizes that a case names, and the outputs that have them (the last dimension).
-_SIZES = {
-    "num_tokens": ("position_ids", "slot_mapping", "input_ids"),
-    "kv_capacity": ("kv_indices",),
-    "max_pages": ("block_table",),
-}
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.int32, gap: int = 0) -> Tensor:
@@ -264,79 +228,51 @@ def run_both(
     return want.tensors
 
 
-def load_case(path: str | Path) -> dict[str, Any]:
-    """Read a case file: a JSON object with `name`, `why`, `op`, `args` and `expect`."""
-    case: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    return case
-
-
 def run_case(
-    fn: Callable[..., None],
-    case: Mapping[str, Any],
-    device: torch.device | str = "cpu",
-    index_dtype: torch.dtype = torch.int64,
-) -> None:
-    """Run an operation on a case's `args` and compare all that it leaves with `expect`.
+    fn: Callable[..., None], case: Case, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Run an operation on a case's arguments and compare all that it leaves with `case.expect`.
 
-    Every key of `expect` is an output; one that is in `args` too is updated in place, and every
-    other one is poisoned first. The arguments that are not in `expect` must keep their values.
+    Every output that is an argument too is updated in place, and every other one is poisoned
+    first. The arguments that are not expected to change must keep their values.
 
     Parameters
     ----------
     fn
         The operation, or its reference.
     case
-        See `load_case`.
+        See :mod:`specmeta.cases`.
     device
         Where it runs.
-    index_dtype
-        The dtype of the tensors that may be int32 or int64.
+
+    Returns
+    -------
+    dict
+        What it left in each tensor.
 
     Raises
     ------
     AssertionError
         An output differs, an input changed, or something was written outside.
     """
-    expect = {
-        name: torch.tensor(value, dtype=_dtype(name, index_dtype))
-        for name, value in case["expect"].items()
-    }
-    values: dict[str, Any] = {}
-    tensors: dict[str, Tensor] = {}
-    for name, value in case["args"].items():
-        if name in _SIZES:
-            for output in _SIZES[name]:
-                if output in expect:
-                    assert expect[output].shape[-1] == value, f"{output} does not have {name}"
-        elif name == "max_draft_len":
-            assert expect["accepted_tokens"].shape[1] == value + 1
-        elif isinstance(value, list):
-            tensors[name] = torch.tensor(value, dtype=_dtype(name, index_dtype))
-        elif name == "num_rows":
-            tensors[name] = torch.tensor([value], dtype=torch.int32)
-        else:
-            values[name] = value
-    for name, wanted in expect.items():
-        if name in tensors:
-            continue
-        if name == "status":  # the one output that adds to what it held
-            tensors[name] = torch.zeros_like(wanted)
-        else:
-            tensors[name] = poisoned(*wanted.shape, dtype=wanted.dtype)
-
+    tensors = {name: value for name, value in case.args.items() if isinstance(value, Tensor)}
+    values = {name: value for name, value in case.args.items() if not isinstance(value, Tensor)}
+    for name, wanted in case.expect.items():
+        if name not in tensors:
+            # The one output that adds to what it held is clear.
+            tensors[name] = torch.zeros_like(wanted) if name == "status" else _like(wanted)
     run = Guarded(tensors, device)
     fn(**values, **run.tensors)
     for name in tensors:
-        if name in expect:
-            assert_equal(name, run.tensors[name], expect[name])
+        if name in case.expect:
+            assert_equal(name, run.tensors[name], case.expect[name])
         else:
             run.check_unchanged(name)
     run.check_guards()
+    return run.tensors
 
 
-def _dtype(name: str, index_dtype: torch.dtype) -> torch.dtype:
-    if name in INT64_NAMES:
-        return torch.int64
-    if name in BOOL_NAMES:
-        return torch.bool
-    return index_dtype if name in EITHER_NAMES else torch.int32
+def _like(tensor: Tensor) -> Tensor:
+    """Make a poisoned tensor with the shape, the dtype and the gaps of another."""
+    gap = tensor.stride(0) - tensor.shape[1] if tensor.dim() == 2 and len(tensor) else 0
+    return poisoned(*tensor.shape, dtype=tensor.dtype, gap=gap)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from tqdm import tqdm
 
 import specmeta
-from specmeta import reference, testing
+from specmeta import cases, reference, testing
 
 OPERATIONS = (
     "advance",
@@ -95,7 +95,7 @@ def check(device: str) -> Callable[..., None]:
     """Check an operation and its reference on a case: `check(op, args, expect)`."""
 
     def run(op: str, args: dict[str, Any], expect: dict[str, Any]) -> None:
-        case = {"args": args, "expect": expect}
+        case = cases.parse({"op": op, "args": args, "expect": expect})
         testing.run_case(getattr(reference, op), case)
         testing.run_case(getattr(specmeta, op), case, device)
 

@@ -10,7 +10,8 @@ from conftest import OPERATIONS
 
 import specmeta
 from specmeta import reference
-from specmeta.testing import load_case, run_case
+from specmeta.cases import CaseError, load_case, parse, save_case
+from specmeta.testing import run_case
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
 each_case = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -20,18 +21,125 @@ each_index_dtype = pytest.mark.parametrize(
 
 
 def test_there_are_cases_of_every_operation() -> None:
-    assert {load_case(path)["op"] for path in CASES} == set(OPERATIONS)
+    assert {load_case(path).operator for path in CASES} == set(OPERATIONS)
 
 
 @each_case
 @each_index_dtype
 def test_operator(path: Path, index_dtype: torch.dtype, device: str) -> None:
-    case = load_case(path)
-    run_case(getattr(specmeta, case["op"]), case, device, index_dtype)
+    case = load_case(path, index_dtype=index_dtype)
+    run_case(getattr(specmeta, case.operator), case, device)
 
 
 @each_case
 @each_index_dtype
 def test_reference(path: Path, index_dtype: torch.dtype) -> None:
+    case = load_case(path, index_dtype=index_dtype)
+    run_case(getattr(reference, case.operator), case)
+
+
+@each_case
+def test_a_saved_case_is_the_same(path: Path, tmp_path: Path) -> None:
     case = load_case(path)
-    run_case(getattr(reference, case["op"]), case, index_dtype=index_dtype)
+    outputs = {
+        name: torch.zeros_like(value) if name == "status" else torch.full_like(value, 7)
+        for name, value in case.expect.items()
+    }
+    saved = save_case(tmp_path, case.operator, outputs | case.args, name=case.name, why=case.why)
+    again = load_case(saved)
+    assert saved.name == f"{case.name}.json"
+    assert (again.name, again.why, again.operator) == (case.name, case.why, case.operator)
+    for name, value in case.args.items():
+        # What an output held before may not have mattered, whatever it was.
+        kept = again.args[name] if name in again.args else case.args[name]
+        assert name in again.args or name in case.expect
+        assert torch.equal(torch.as_tensor(kept), torch.as_tensor(value)), name
+    for name in again.expect | case.expect:
+        assert torch.equal(again.expect[name], case.expect[name]), name
+    run_case(getattr(specmeta, case.operator), again)
+
+
+def test_a_saved_case_keeps_dtypes_and_gaps_and_other_files(tmp_path: Path) -> None:
+    table = torch.tensor([[1, 2, 9], [3, 4, 9]], dtype=torch.int32)[:, :2]
+    args = {
+        "num_accepted": torch.tensor([1, 2], dtype=torch.int32),
+        "seq_lens": torch.tensor([4, 3]),
+        "page_size": 4,
+        "page_table": table,
+        "status": torch.tensor([4, 0], dtype=torch.int32),
+        "max_accepted": None,
+    }
+    first = save_case(tmp_path / "new", "advance", args, name="a", why="b")
+    assert save_case(tmp_path / "new", "advance", args, name="a", why="b").name == "a_2.json"
+    case = load_case(first)
+    assert case.args["num_accepted"].dtype == torch.int32
+    assert case.args["seq_lens"].dtype == torch.int64
+    assert case.args["page_table"].stride() == (3, 1)
+    assert case.args["status"].tolist() == [4, 0]
+    run_case(specmeta.advance, case)
+    assert args["seq_lens"].tolist() == [4, 3]
+
+
+RIGHT = {"op": "advance", "args": {"seq_lens": [3], "page_size": 4}, "expect": {"seq_lens": [3]}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ([], "the file: expected an object, got []"),
+        ({"op": "advanced"}, "op: expected one of accept_greedy, .* got 'advanced'"),
+        ({"ops": "advance"}, "a field: expected one of name, .* got 'ops'"),
+        ({"args": [1]}, r"args: expected an object, got \[1\]"),
+        ({"why": 3}, "why: expected a text, got 3"),
+        ({"args": {"page_size": 4}}, "args: expected seq_lens, which advance needs"),
+        ({"args": {"seq_len": [3]}}, "args: expected arguments of advance, got 'seq_len'"),
+        ({"args": {"seq_lens": 3}}, r"args.seq_lens: expected a list \[B\], got 3"),
+        ({"args": {"seq_lens": [3.5]}}, "args.seq_lens: expected integers, got 3.5"),
+        ({"args": {"seq_lens": [True]}}, "args.seq_lens: expected integers, got True"),
+        (
+            {"args": {"seq_lens": [2**63]}},
+            "args.seq_lens: expected an int64, got 9223372036854775808",
+        ),
+        ({"args": {"cached_lens": [2**31]}}, "args.cached_lens: expected an int32, got 2147483648"),
+        ({"args": {"page_table": [[1], 2]}}, "args.page_table: expected a list of lists"),
+        (
+            {"args": {"page_table": [[1], [2, 3]]}},
+            "args.page_table: expected lists of the same length, 1",
+        ),
+        ({"args": {"page_size": "4"}}, "args.page_size: expected an integer, got '4'"),
+        ({"args": {"use_initial_states": [1]}}, "args.use_initial_states: expected true or false"),
+        (
+            {"expect": {"num_accepted": [1]}},
+            "expect: expected outputs of advance, got 'num_accepted'",
+        ),
+        (
+            {"dtypes": {"seq_lens": "int16"}},
+            "dtypes.seq_lens: expected int32 or int64, got 'int16'",
+        ),
+        (
+            {"gaps": {"page_size": -1, "seq_lens": -1}},
+            "gaps.seq_lens: expected a number of elements",
+        ),
+        ({"gaps": {"nothing": 1}}, "gaps: expected arguments of advance, got 'nothing'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_case_names_file_and_field(wrong: object, message: str) -> None:
+    data: object = wrong
+    if isinstance(wrong, dict):
+        data = {**RIGHT, **wrong}
+        if isinstance(wrong.get("args"), dict) and "page_size" not in wrong["args"]:
+            data["args"] = {**RIGHT["args"], **wrong["args"]}
+    with pytest.raises(CaseError, match=f"^file.json: {message}"):
+        parse(data, source="file.json")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match=r"missing\.json: No such file"):
+        load_case(tmp_path / "missing.json")
+    (tmp_path / "bad.json").write_bytes(b'{"op": \xff')
+    with pytest.raises(CaseError, match=r"bad\.json: expected JSON"):
+        load_case(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text("{'op'")
+    with pytest.raises(CaseError, match=r"bad\.json: expected JSON"):
+        load_case(tmp_path / "bad.json")

@@ -1,0 +1,306 @@
+"""Case files: one call of an operation, with every result, as JSON.
+
+A case is an object of
+
+- ``op``: the operation;
+- ``args``: its arguments by name. A list is a tensor, a number a number (``num_rows`` is a tensor
+  of one). What is updated in place stands here as it was before;
+- ``expect``: what each output holds afterwards. An output that ``args`` doesn't have held nothing
+  that matters before, and ``status`` was clear;
+- ``name`` and ``why``: for the reader.
+
+Tensors whose dtype the operation leaves open are int64, unless ``dtypes`` (by argument) says
+int32. ``gaps`` (by argument) says how many elements of other memory stand between the rows of a
+two-dimensional tensor, 0 where it says nothing. ``args`` may also name sizes, which are checked:
+``num_tokens``, ``kv_capacity``, ``max_pages``, ``max_draft_len``.
+
+Examples
+--------
+>>> from specmeta import cases
+>>> case = cases.parse(
+...     {"op": "advance", "args": {"num_accepted": [1], "seq_lens": [32], "page_size": 32},
+...      "expect": {"seq_lens": [33]}},
+... )
+>>> case.operator, case.args["seq_lens"], case.expect["seq_lens"].tolist()
+('advance', tensor([32]), [33])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specmeta import _library, reference
+from specmeta.testing import POISON, poisoned
+
+__all__ = ["Case", "CaseError", "arguments_of", "load_case", "parse", "save_case"]
+
+_FIELDS = ("name", "why", "op", "args", "expect", "dtypes", "gaps")
+_DTYPES = {"int32": torch.int32, "int64": torch.int64}
+# The sizes that a case may name: the outputs that have them, and how many entries more.
+_SIZES = {
+    "num_tokens": (("position_ids", "slot_mapping", "input_ids"), 0),
+    "kv_capacity": (("kv_indices",), 0),
+    "max_pages": (("block_table",), 0),
+    "max_draft_len": (("accepted_tokens",), 1),
+}
+
+
+class CaseError(ValueError):
+    """A case that can't be read; the message names the file and the field."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an operation.
+
+    Attributes
+    ----------
+    operator : str
+    args : dict
+        Its arguments by name: tensors on the CPU, and Python numbers.
+    expect : dict
+        What its outputs hold afterwards, by name.
+    name, why : str
+    """
+
+    operator: str
+    args: dict[str, Any]
+    expect: dict[str, Tensor]
+    name: str = ""
+    why: str = ""
+
+
+@cache
+def arguments_of(operator: str) -> dict[str, _library.Argument]:
+    """Return an operation's arguments by name, as the library's own table has them.
+
+    There is no ``workspace``, whose contents are nobody's business, and ``num_rows`` stands for
+    the operator's ``num_rows_int`` too. Empty where there is no such operation.
+    """
+    return {
+        argument.name: argument
+        for argument in _library.schema()
+        if argument.operator == operator and argument.name not in ("workspace", "num_rows_int")
+    }
+
+
+def load_case(path: str | Path, *, index_dtype: torch.dtype = torch.int64) -> Case:
+    """Read a case file.
+
+    Parameters
+    ----------
+    path
+    index_dtype
+        The dtype of tensors that may be int32 or int64 and for which the file says nothing.
+
+    Raises
+    ------
+    CaseError
+        There is no such file, it is no JSON, or a field of it is wrong.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CaseError(f"{path}: {error.strerror}") from error
+    except ValueError as error:  # UnicodeDecodeError too
+        raise CaseError(f"{path}: expected JSON: {error}") from error
+    return parse(data, source=str(path), index_dtype=index_dtype)
+
+
+def parse(data: Any, *, source: str = "case", index_dtype: torch.dtype = torch.int64) -> Case:
+    """Make a case of what a file holds.
+
+    Parameters
+    ----------
+    data
+        See above. ``expect`` may be missing: nothing is then known of the results.
+    source
+        What a message calls it.
+    index_dtype
+        See :func:`load_case`.
+
+    Raises
+    ------
+    CaseError
+        A field is wrong.
+    """
+
+    def fail(field: str, expected: str, got: object) -> None:
+        text = repr(got)
+        raise CaseError(
+            f"{source}: {field}: expected {expected}, got {text[:80]}{'...' * (len(text) > 80)}"
+        )
+
+    if not isinstance(data, dict):
+        fail("the file", "an object", data)
+    for field in data:
+        if field not in _FIELDS:
+            fail("a field", f"one of {', '.join(_FIELDS)}", field)
+    for field in ("args", "expect", "dtypes", "gaps"):
+        if not isinstance(data.get(field, {}), dict):
+            fail(field, "an object", data[field])
+    for field in ("name", "why"):
+        if not isinstance(data.get(field, ""), str):
+            fail(field, "a text", data[field])
+    operator = data.get("op")
+    if operator not in reference.__all__:
+        fail("op", f"one of {', '.join(reference.__all__)}", operator)
+    known = arguments_of(operator)
+    given, dtypes, gaps = data.get("args", {}), data.get("dtypes", {}), data.get("gaps", {})
+
+    def tensor(field: str, name: str, value: Any) -> Tensor:
+        argument = known[name]
+        dtype = {**_DTYPES, "either": index_dtype, "bool": torch.bool}[argument.dtype]
+        if argument.dtype == "either" and name in dtypes:
+            if dtypes[name] not in _DTYPES:
+                fail(f"dtypes.{name}", "int32 or int64", dtypes[name])
+            dtype = _DTYPES[dtypes[name]]
+        rank = argument.shape.count(",") + 1
+        if not isinstance(value, list):
+            fail(f"{field}.{name}", f"a list [{argument.shape}]", value)
+        rows = [value] if rank == 1 else value
+        for row in rows:
+            if not isinstance(row, list):
+                fail(f"{field}.{name}", f"a list of lists [{argument.shape}]", value)
+            if len(row) != len(rows[0]):
+                fail(f"{field}.{name}", f"lists of the same length, {len(rows[0])}", row)
+            for element in row:
+                if dtype == torch.bool:
+                    if not isinstance(element, bool):
+                        fail(f"{field}.{name}", "true or false", element)
+                elif type(element) is not int:
+                    fail(f"{field}.{name}", "integers", element)
+                elif not torch.iinfo(dtype).min <= element <= torch.iinfo(dtype).max:
+                    fail(f"{field}.{name}", f"an {str(dtype).removeprefix('torch.')}", element)
+        gap = gaps.get(name, 0)
+        if type(gap) is not int or gap < 0:
+            fail(f"gaps.{name}", "a number of elements", gap)
+        made = torch.tensor(value, dtype=dtype)
+        if rank == 2:
+            made = made.reshape(len(value), len(value[0]) if value else 0)
+            spaced = poisoned(*made.shape, dtype=dtype, gap=gap)
+            made = spaced.copy_(made)
+        return made
+
+    for field in ("dtypes", "gaps"):
+        for name in data.get(field, {}):
+            if name not in known:
+                fail(field, f"arguments of {operator}", name)
+    expect = {}
+    for name, value in data.get("expect", {}).items():
+        if name not in known or not known[name].written:
+            fail("expect", f"outputs of {operator}", name)
+        expect[name] = tensor("expect", name, value)
+    args: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _SIZES:
+            outputs, more = _SIZES[name]
+            for output in outputs:
+                if output in expect and expect[output].shape[-1] != value + more:
+                    fail(f"expect.{output}", f"{name} {value}", f"{expect[output].shape[-1]}")
+        elif name not in known:
+            fail("args", f"arguments of {operator}", name)
+        elif value is None and not known[name].required:
+            continue
+        elif name == "num_rows" and not isinstance(value, list):
+            args[name] = tensor("args", name, [value])
+        elif known[name].kind == "tensor":
+            args[name] = tensor("args", name, value)
+        elif type(value) is not (bool if known[name].kind == "bool" else int):
+            fail(
+                f"args.{name}", f"a{' bool' if known[name].kind == 'bool' else 'n integer'}", value
+            )
+        else:
+            args[name] = value
+    for name, argument in known.items():
+        if argument.required and name not in args and name not in expect:
+            fail("args", f"{name}, which {operator} needs", "none")
+        if name == "num_accepted" and not argument.written:
+            args.setdefault(name, None)  # advance has to be told that there are none
+    return Case(operator, args, expect, data.get("name", ""), data.get("why", ""))
+
+
+def save_case(
+    directory: str | Path, operator: str, args: Mapping[str, Any], *, name: str, why: str
+) -> Path:
+    """Write the case file of a call, with what the reference makes of it as ``expect``.
+
+    Parameters
+    ----------
+    directory
+        Made where it is missing.
+    operator
+    args
+        The call's arguments by name, as they were before: tensors on the CPU (they keep their
+        values) and Python numbers; None where absent.
+    name
+        Also the file's name. Another file of that name stays: the new one gets a number behind it.
+    why
+        What the case shows.
+
+    Returns
+    -------
+    Path
+    """
+    known = arguments_of(operator)
+    args = {key: value for key, value in args.items() if value is not None and key in known}
+    written = [key for key, value in args.items() if known[key].written]
+    expect = _results(operator, args, written)
+    # What an output held before is said only where it matters.
+    stale: dict[str, Tensor] = {}
+    for key in written:
+        fill = 0 if key == "status" else POISON
+        tried = {**stale, key: torch.full_like(args[key], fill)}
+        results = _results(operator, {**args, **tried}, written)
+        if all(torch.equal(results[k], expect[k]) for k in written):
+            stale = tried
+    tensors = {key: value for key, value in args.items() if isinstance(value, Tensor)}
+    plain = {key: value.tolist() if key in tensors else value for key, value in args.items()}
+    fields: dict[str, dict[str, Any]] = {
+        "args": {key: value for key, value in plain.items() if key not in stale},
+        "expect": {key: expect[key].tolist() for key in written},
+        "dtypes": {
+            key: "int32"
+            for key, value in tensors.items()
+            if known[key].dtype == "either" and value.dtype == torch.int32
+        },
+        "gaps": {
+            key: value.stride(0) - value.shape[1]
+            for key, value in tensors.items()
+            if value.dim() == 2 and len(value) > 1 and value.stride(0) > value.shape[1]
+        },
+    }
+    head = {"name": name, "why": why, "op": operator}
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    for field, entries in fields.items():
+        if entries:
+            inner = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items())
+            lines.append(f" {json.dumps(field)}: {{\n" + ",\n".join(inner) + "\n }")
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    return _write_new(Path(directory), name, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _results(operator: str, args: Mapping[str, Any], written: list[str]) -> dict[str, Tensor]:
+    copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in args.items()}
+    getattr(reference, operator)(**copies)
+    return {key: copies[key] for key in written}
+
+
+def _write_new(directory: Path, name: str, text: str) -> Path:
+    number = 1
+    while True:
+        path = directory / (f"{name}.json" if number == 1 else f"{name}_{number}.json")
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+            return path
+        except FileExistsError:
+            number += 1
