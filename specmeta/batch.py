@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specmeta import ops
+from specmeta import observe, ops
 from specmeta.serving.ring import UploadRing
 
 _INT32_MAX = 2**31 - 1
@@ -587,12 +587,19 @@ class BatchMetadata:
             raise ValueError(f"pages: expected each once, got {new} behind {held}")
         return new
 
+    def _give_back(self, pages: list[int]) -> None:
+        """Tell observers of pages that a slot gave up, but for those that another one holds."""
+        if observe.active():
+            held = {page for pages_of in self._pages_of for page in pages_of or []}
+            observe.pages_given_back(self.page_table, [p for p in pages if p not in held])
+
     def _put_pages(self, slot: int, pages: list[int]) -> None:
         held = self._held_pages(slot)
         begin = len(held)
         held += pages
         self._send(pages, self.page_table[slot, begin : begin + len(pages)])
         self.num_pages[slot].fill_(begin + len(pages))
+        observe.pages_added(self.page_table, slot, pages)
 
     def assign(self, slot: int, prompt: Sequence[int], pages: Sequence[int]) -> None:
         """Give a slot a prompt and pages. What the slot held before is gone, its status too.
@@ -620,13 +627,15 @@ class BatchMetadata:
         if self._target is not None and tokens:
             raise ValueError("prompt: a draft model reads the target's, expected none")
         new_pages = self._check_pages(pages, held=[])
-        self._pages_of[slot] = []
+        held, self._pages_of[slot] = self._pages_of[slot], []
+        self._give_back(held or [])
         if self._target is None:
             self._send(tokens, self.tokens[slot, : len(tokens)])
             self.known_lens[slot].fill_(len(tokens))
             self.num_drafts[slot].zero_()
         for buffer in (self.committed_lens, self.written_lens, self.status):
             buffer[slot].zero_()
+        observe.assigned(self.page_table, slot)
         self._put_pages(slot, new_pages)
 
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
@@ -669,6 +678,7 @@ class BatchMetadata:
         keep = _integers("keep", [keep], low=0, high=len(held))[0]
         dropped = held[keep:]
         del held[keep:]
+        self._give_back(dropped)
         self.num_pages[slot].fill_(keep)
         self.page_table[slot, keep:].fill_(-1)
         return dropped
@@ -684,7 +694,8 @@ class BatchMetadata:
             The slot does not exist.
         """
         slot = self._check_slot(slot)
-        self._pages_of[slot] = None
+        held, self._pages_of[slot] = self._pages_of[slot], None
+        self._give_back(held or [])
         state = [self.num_pages, self.committed_lens, self.written_lens, self.status]
         if self._target is None:
             state += [self.known_lens, self.num_drafts]

@@ -24,6 +24,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from specmeta import observe
+
 __all__ = ["CaptureError", "Captured", "capture"]
 
 _WARM_UPS = 2
@@ -99,7 +101,7 @@ def capture(step: Callable[[], None], *, num_rows: Tensor, pool: Any = None) -> 
     """
     with torch.no_grad():
         if num_rows.is_cuda:
-            return Captured(None, _cuda_graph(step, num_rows, pool).replay)
+            return Captured(None, _cuda_graph(step, num_rows, pool))
         trace, tensors = _trace(step)
 
     def replay() -> None:
@@ -183,7 +185,8 @@ class _ForbidDirectReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _cuda_graph(step: Callable[[], None], num_rows: Tensor, pool: Any) -> torch.cuda.CUDAGraph:
+def _cuda_graph(step: Callable[[], None], num_rows: Tensor, pool: Any) -> Callable[[], None]:
+    """Capture `step` into a CUDA graph, and return what replays it."""
     graph = torch.cuda.CUDAGraph()
     live = num_rows.clone()
     with torch.cuda.device(num_rows.device):
@@ -195,8 +198,18 @@ def _cuda_graph(step: Callable[[], None], num_rows: Tensor, pool: Any) -> torch.
                 for _ in range(_WARM_UPS):
                     step()
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with (
+                observe.captured() as calls,
+                torch.cuda.graph(graph, pool=pool, stream=stream),
+            ):
                 step()
         finally:
             num_rows.copy_(live)
-    return graph
+    if not calls:
+        return graph.replay
+
+    def replay() -> None:
+        graph.replay()
+        calls.replayed()
+
+    return replay
