@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 import subprocess
 import sys
 import threading
@@ -413,14 +412,6 @@ def test_captured(operation: str, device: str) -> None:
 
 
 # --- Launches, and the page in docs/ --------------------------------------------------------------
-
-
-def test_example(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    exec(block, {})
-    printed = re.findall(r"^print\(.*# (.*)$", block, re.MULTILINE)
-    assert len(printed) > 3
-    assert capsys.readouterr().out.splitlines() == printed
 
 
 def _token_rows_of_a_gpu(ends: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,10 @@
-"""The documentation runs: the README's example, and those of the docstrings."""
+"""The documentation's examples run, and what it names is there."""
 
 from __future__ import annotations
 
 import doctest
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +12,104 @@ import pytest
 import torch
 
 import specmeta
-from specmeta import batch, generate, graph, ops
+from specmeta import batch, cli, generate, graph, ops
 from specmeta.serving import engine, pages
 
 ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# What needs more than this process: where each is tested.
+TESTED_ELSEWHERE = {
+    "vllm.md": "test_vllm.py",  # an environment of its own
+    "models.md": "test_eagle3.py",  # a model in the folder
+    "serving.md": "test_docs.py",  # a text of another length each time; ranks; a server
+}
+
+EXAMPLE = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(\n```text\n(?P<output>.*?)^```\n)?", re.DOTALL | re.MULTILINE
+)
 
 
-def test_readme_example(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    exec(blocks[0], {})
-    expected = re.search(r"# (\[[\d, ]+\])\n$", blocks[0])
-    assert expected
-    assert capsys.readouterr().out.strip() == expected[1]
+def examples(page: Path) -> Iterator[tuple[int, str, str]]:
+    """The line, the code and the output of each example.
+
+    The output is the box behind the code, else the comments behind what prints.
+    """
+    text = page.read_text()
+    for match in EXAMPLE.finditer(text):
+        comments = re.findall(r"^ *print\(.*\) +# (.*)\n", match["code"], re.MULTILINE)
+        output = match["output"] or "".join(f"{comment}\n" for comment in comments)
+        yield text[: match.start("code")].count("\n"), match["code"], output
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if p.name not in TESTED_ELSEWHERE and any(examples(p))],
+    ids=lambda page: page.name,
+)
+def test_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page's examples run one after another, in one namespace."""
+    names: dict[str, Any] = {}
+    for line, code, output in examples(page):
+        exec(compile("\n" * line + code, page, "exec"), names)  # with the page's line numbers
+        assert capsys.readouterr().out == output, f"{page.name}:{line}"
+
+
+def test_examples_tested_elsewhere() -> None:
+    for page, test in TESTED_ELSEWHERE.items():
+        assert any(examples(ROOT / "docs" / page))
+        assert f'{page}"' in (Path(__file__).parent / test).read_text(), page
 
 
 def test_serving_example(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs/serving.md").read_text()
-    exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], {})
+    _, code, _ = next(examples(ROOT / "docs/serving.md"))
+    exec(code, {})
     assert re.search(r" \d+\n$", capsys.readouterr().out)
 
 
-def test_pages_with_examples_have_a_test() -> None:
-    tests = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
-    runs = [text for text in tests if "```python" in text]
-    for page in (ROOT / "docs").glob("*.md"):
-        if "```python" in page.read_text():
-            assert any(f'{page.name}"' in text for text in runs), page.name
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```\n", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def test_links() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            assert ":" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+def anchors(page: Path) -> set[str]:
+    """What a forge, and the site, call the page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
+        if ":" in target:
+            assert re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/\S*)?", target), target
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:specmeta|tests|csrc|tools|docs)/[^`<> ]+)`", prose(page)):
+        assert any(ROOT.glob(name)), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a page says to type has a target, a command and options of these names."""
+    makefile = (ROOT / "Makefile").read_text()
+    for line in re.findall(
+        r"^(?:    )?((?:\.venv/bin/)?specmeta .*|make .*)$", page.read_text(), re.M
+    ):
+        program, name, *words = line.partition(" #")[0].split()
+        if program == "make":
+            assert re.search(rf"^{name}:", makefile, re.MULTILINE), line
+            continue
+        assert name in cli.COMMANDS, line
+        with pytest.raises(SystemExit):
+            cli.main([name, "--help"])
+        known = re.findall(r"--?[\w-]+", capsys.readouterr().out)
+        assert [word for word in words if word.startswith("-") and word not in known] == [], line
 
 
 @pytest.mark.parametrize("module", [batch, engine, generate, graph, ops, pages])
@@ -55,5 +121,7 @@ def test_docstrings(module: Any) -> None:
 
 
 def test_public_names_are_documented() -> None:
+    reference = (ROOT / "docs/reference/specmeta.md").read_text()
     for name in specmeta.__all__:
         assert getattr(specmeta, name).__doc__, name
+        assert re.search(rf"::  *{name}$", reference, re.MULTILINE), name

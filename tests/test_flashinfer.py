@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -558,15 +557,6 @@ def test_each_method_is_one_operator() -> None:
     assert operators(batch.stage) == ["specmeta::stage"]
     assert operators(lambda: batch.draft_step(tokens[:4], index=0)) == ["specmeta::draft_step"]
     assert operators(lambda: batch.advance(tokens[:6])) == ["specmeta::advance"]
-
-
-def test_docs_example(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    exec(blocks[0], {})
-    expected = re.findall(r"# (\[.*\])$", blocks[0], re.MULTILINE)
-    assert expected
-    assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_docstrings() -> None:

@@ -681,15 +681,6 @@ def test_launches(method: str) -> None:
     assert re.search(row, DOCS.read_text(), re.MULTILINE), in_torch_ops
 
 
-def test_docs_example(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    exec(blocks[0], {})
-    expected = re.findall(r"# (\[.*\])$", blocks[0], re.MULTILINE)
-    assert expected
-    assert capsys.readouterr().out.splitlines() == expected
-
-
 def test_docstrings() -> None:
     import doctest
 

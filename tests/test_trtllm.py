@@ -797,14 +797,6 @@ def test_twins_outlive_a_refused_set() -> None:
 # --- The page
 
 
-def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    exec(blocks[0], {})
-    printed = capsys.readouterr().out.splitlines()
-    assert printed == re.findall(r"print\(.*\) +# (.*)\n", blocks[0])
-
-
 def test_docstrings() -> None:
     import doctest
 
