@@ -15,6 +15,9 @@ steps behind it are not made:
 
 `_Rows` makes the first step, `_query_tokens` the second, `_Pages` the fourth, `_write_layout` the
 last two; the operation itself makes the others.
+
+Where something is decided about a row, `rows.note` or `rows.flag` says what and why, to whoever
+listens (`specmeta explain` does); nothing depends on it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+
+from specmeta._notes import Note, collected
 
 __all__ = [
     "accept_greedy",
@@ -120,21 +125,42 @@ class _Rows:
         self.slot: list[int | None] = [None] * count
         self._status = status
         self._words = _read_optional(status)
+        self._notes = collected()
 
+        for b in range(self.live, count):
+            self.note(b, "num_rows", "not below num_rows = {}: padding", wanted)
         if row_to_slot is None:  # slot = row
             self.slot[: self.live] = range(self.live)
             return
         for b, s in enumerate(_read(row_to_slot)[: self.live]):
             if s >= 0 and (num_slots is None or s < num_slots):
                 self.slot[b] = s
-            elif s != -1:  # -1 is how the host says that the row is empty
-                self.flag(b, BAD_SLOT)
+                self.note(b, "slot", "row_to_slot[{}] = {}", b, s)
+            elif s == -1:  # how the host says that the row is empty
+                self.note(b, "slot", "row_to_slot[{}] = -1: empty", b)
+            else:
+                self.flag(b, BAD_SLOT, "row_to_slot[{}] = {}, of {} slots: empty", b, s, num_slots)
 
-    def flag(self, b: int, bit: int) -> None:
-        """Report for row b: at its slot, or in the last word where it has none."""
+    def note(self, b: int, section: str, text: str, *values: object) -> None:
+        """Say why row b is what it is, and which section of the contract wants it so."""
+        if self._notes is not None:
+            self._notes.append(Note(b, section, text, values))
+
+    def flag(self, b: int, bit: int, text: str, *values: object, section: str = "rule 5") -> None:
+        """Report for row b, at its slot, or in the last word where it has none; and say why."""
         if self._words is not None:
             s = self.slot[b]
             self._words[-1 if s is None else s] |= bit
+        if self._notes is not None:
+            self._notes.append(Note(b, section, text, values, bit))
+
+    def is_empty(self, b: int, length: int) -> bool:
+        """Say whether this length makes row b an empty one; a negative length is a fault too."""
+        if length < 0:
+            self.flag(b, BAD_COUNT, "seq_lens[{}] = {} is negative: emptied", b, length)
+        elif length == 0:
+            self.note(b, "seq_lens", "seq_lens[{}] = 0: empty", b)
+        return length <= 0
 
     def write_status(self) -> None:
         if self._words is not None:
@@ -169,9 +195,11 @@ def _query_tokens(
         inside = num_tokens is None or end <= num_tokens
         trusted = trusted and 0 <= first <= end and inside
         if not trusted:
-            rows.flag(b, BAD_INDPTR)
+            text = "cu_seqlens_q[{}:{}] = {} {} is a bad pair or behind one, T = {}: emptied"
+            rows.flag(b, BAD_INDPTR, text, b, b + 2, first, end, num_tokens)
         elif rows.slot[b] is not None:
             spans[b] = range(first, end)
+            rows.note(b, "cu_seqlens_q", "tokens [{}, {}): q = {}", first, end, end - first)
     return spans
 
 
@@ -204,6 +232,13 @@ class _Pages:
 
     def allocated(self, b: int) -> list[int] | None:
         """Give the pages of row b, which has a slot; None where there is no table at all."""
+        pages = self._find(b)
+        text = "allocated pages: {}; page_size {}, length limit {}: capacity {}"
+        numbers = self.page_size, self._limit, self.capacity(pages)
+        self._rows.note(b, "allocated pages", text, pages, *numbers)
+        return pages
+
+    def _find(self, b: int) -> list[int] | None:
         s = self._rows.slot[b]
         assert s is not None
         if self._table is not None:
@@ -211,14 +246,17 @@ class _Pages:
             if self._num_pages is None:  # everything before the first negative id
                 ends = (i for i, page in enumerate(padded) if page < 0)
                 return padded[: next(ends, len(padded))]
-            count = _clamp(self._num_pages[s], 0, len(padded))
-            if count != self._num_pages[s]:
-                self._rows.flag(b, BAD_COUNT)
+            told = self._num_pages[s]
+            count = _clamp(told, 0, len(padded))
+            if count != told:
+                text = "num_pages[{}] = {} outside [0, {}]: read as {}"
+                self._rows.flag(b, BAD_COUNT, text, s, told, len(padded), count)
             return padded[:count]
         if self._pages is not None and self._indptr is not None:
             first, end = self._indptr[s], self._indptr[s + 1]
             if not 0 <= first <= end <= len(self._pages):
-                self._rows.flag(b, BAD_INDPTR)
+                text = "alloc_indptr[{}:{}] = {} {} is a bad pair, A = {}: no pages"
+                self._rows.flag(b, BAD_INDPTR, text, s, s + 2, first, end, len(self._pages))
                 return []
             return self._pages[first:end]
         return None
@@ -258,13 +296,15 @@ def _write_layout(
 
     # The cut. Rows behind must at least be able to list their one pad page, and the sums are
     # those of the whole batch: a short row behind a long one does not slip in.
+    size = None if kv_indices is None else len(kv_indices)
     listed, cut = 0, False
     for b in range(rows.count):
         listed += used[b] if lengths[b] > 0 else pad_seq_len
         needed = listed + pad_seq_len * (rows.count - 1 - b)
-        cut = cut or (kv_indices is not None and needed > len(kv_indices))
+        cut = cut or (size is not None and needed > size)
         if cut and lengths[b] > 0:
-            rows.flag(b, OVERFLOW)
+            text = "kv_indices holds {} pages, {} are needed up to this row: emptied"
+            rows.flag(b, OVERFLOW, text, size, needed, section="rule 6")
             lengths[b] = used[b] = 0
 
     # Negative ids among the used pages, as far as an output makes us look at them.
@@ -277,8 +317,9 @@ def _write_layout(
             first_looked_at = 0
         elif slot_mapping is not None and len(span) > 0:
             first_looked_at = (length - len(span)) // page_size
-        if any(page < 0 for page in pages[first_looked_at : used[b]]):
-            rows.flag(b, BAD_PAGE)
+        looked_at = pages[first_looked_at : used[b]]
+        if any(page < 0 for page in looked_at):
+            rows.flag(b, BAD_PAGE, "a negative id among used pages: {}", looked_at)
 
     def page_ids(b: int) -> list[int]:
         """List the ids of row b: a pad page where an id is negative, or the row is empty."""
@@ -288,8 +329,9 @@ def _write_layout(
         return [page if page >= 0 else pad_page for page in pages[: used[b]]]
 
     count = [used[b] if length > 0 else pad_seq_len for b, length in enumerate(lengths)]
+    indptr = list(accumulate(count, initial=0))
     _write(pages_per_seq, count)
-    _write(kv_indptr, list(accumulate(count, initial=0)))
+    _write(kv_indptr, indptr)
     _write(
         last_page_len,
         [(length - 1) % page_size + 1 if length > 0 else pad_seq_len for length in lengths],
@@ -303,26 +345,38 @@ def _write_layout(
     if use_initial_states is not None:
         use_initial_states.copy_(torch.tensor(cached) > 0)
 
+    ids = [page_ids(b) for b in range(rows.count)]
+    for b, length in enumerate(lengths):
+        if length > 0:
+            text = "length {}, cached {}: used pages {}, kv_indptr {} to {}, their ids {}"
+            pages = None if allocated[b] is None else ids[b]
+            sizes = length, cached[b], count[b], indptr[b], indptr[b + 1]
+            rows.note(b, "used pages", text, *sizes, pages)
+        elif pad_seq_len:
+            rows.note(b, "rule 4", "an empty row lists pad_page, {}", pad_page)
+
     if kv_indices is not None:
-        ids = [page for b in range(rows.count) for page in page_ids(b)]
-        _write(kv_indices, ids + [pad_page] * (len(kv_indices) - len(ids)))
+        every = [page for row in ids for page in row]
+        _write(kv_indices, every + [pad_page] * (len(kv_indices) - len(every)))
 
     if block_table is not None:
         width = block_table.shape[1]
-        padded = [(page_ids(b) + [pad_page] * width)[:width] for b in range(rows.count)]
-        _write_table(block_table, padded)
+        _write_table(block_table, [(row + [pad_page] * width)[:width] for row in ids])
 
     if slot_mapping is not None:
         slots = [pad_slot] * len(slot_mapping)
         for b, length in enumerate(lengths):
-            span, pages = spans[b] or EMPTY_SPAN, allocated[b]
-            if length == 0 or pages is None:
+            owned, pages = spans[b], allocated[b]
+            if length == 0 or pages is None or not owned:
                 continue
-            for j, t in enumerate(span):
-                index = length - len(span) + j  # the token's cache index
+            first = length - len(owned)
+            for j, t in enumerate(owned):
+                index = first + j  # the token's cache index
                 page = pages[index // page_size]
                 if page >= 0:
                     slots[t] = page * page_size + index % page_size
+            text = "cache indices [{}, {}) are in slots {}"
+            rows.note(b, "slot_mapping", text, first, length, slots[owned.start : owned.stop])
         _write(slot_mapping, slots)
 
 
@@ -401,9 +455,7 @@ def advance(
     for b, span in enumerate(spans):
         if span is None:
             continue
-        if staged[b] < 0:
-            rows.flag(b, BAD_COUNT)
-        if staged[b] <= 0:
+        if rows.is_empty(b, staged[b]):
             continue
         allocated[b] = pages.allocated(b)
 
@@ -412,21 +464,32 @@ def advance(
         inc = 0
         if counts is None:
             inc, steps[b] = seq_len_bias, position_bias
+            rows.note(b, "advance", "no num_accepted: seq_len_bias {}", inc)
         elif 0 <= k < len(counts):
             c = counts[k]
             if max_accepted is not None and not 0 <= c <= max_accepted:
-                rows.flag(b, BAD_COUNT)
+                text = "num_accepted[{}] = {} outside [0, {}]: read as {}"
+                rows.flag(b, BAD_COUNT, text, k, c, max_accepted, _clamp(c, 0, max_accepted))
                 c = _clamp(c, 0, max_accepted)
             inc, steps[b] = c + seq_len_bias, c + position_bias
-        elif k != -1:  # -1 is a context row; any other outsider is an error. Both stand still
-            rows.flag(b, BAD_SLOT)
-
-        raw = staged[b] + inc
-        if raw < len(span) or raw < 0:
-            rows.flag(b, UNDERFLOW)
-        elif raw > pages.capacity(allocated[b]):
-            rows.flag(b, OVERFLOW)
+            text = "num_accepted[{}] = {}, + seq_len_bias {} = {}"
+            rows.note(b, "advance", text, k, c, seq_len_bias, inc)
+        elif k == -1:
+            rows.note(b, "advance", "count_index[{}] = -1: a context row, which stands still", b)
         else:
+            rows.flag(b, BAD_SLOT, "count {} of {}: the row stands still", k, len(counts))
+
+        raw, capacity = staged[b] + inc, pages.capacity(allocated[b])
+        sum_of = staged[b], inc, raw
+        if raw < len(span) or raw < 0:
+            text = "length {} + {} = {}, below q = {}: emptied"
+            rows.flag(b, UNDERFLOW, text, *sum_of, len(span))
+        elif raw > capacity:
+            text = "length {} + {} = {}, above capacity {}: emptied"
+            rows.flag(b, OVERFLOW, text, *sum_of, capacity)
+        else:
+            text = "length {} + {} = {}: at least q = {}, at most capacity {}"
+            rows.note(b, "advance", text, *sum_of, len(span), capacity)
             lengths[b] = raw
 
     _write_layout(
@@ -455,12 +518,14 @@ def advance(
         old = _read_optional(position_ids)
         new = [0] * len(moved)
         for b, span in enumerate(spans):
-            if lengths[b] > 0:
-                for j, t in enumerate(span or EMPTY_SPAN):
+            if lengths[b] > 0 and span:
+                for j, t in enumerate(span):
                     # Without positions, the cache index.
-                    first = lengths[b] - len(span or EMPTY_SPAN)
+                    first = lengths[b] - len(span)
                     position = first + j if old is None else old[t] + steps[b]
                     new[t] = _clamp(position, 0, last_position)
+                text = "position_ids[{}:{}] = {}"
+                rows.note(b, "advance", text, span.start, span.stop, new[span.start : span.stop])
         _write(moved, new)
     rows.write_status()
 
@@ -554,30 +619,42 @@ def stage(
             continue
         c = committed[s] if limit is None else min(committed[s], limit[s])
         nd = 0 if drafts is None else drafts[s]
-        if c < 0 or nd < 0 or (asked is not None and asked[b] < 0):
-            rows.flag(b, BAD_COUNT)
-            continue
-
         q = COUNT_LIMIT if asked is None else asked[b]
+        if c < 0 or nd < 0 or q < 0:
+            text = "negative among c = {}, num_drafts = {}, query_lens = {}: emptied"
+            rows.flag(b, BAD_COUNT, text, c, nd, None if asked is None else q)
+            continue
+        text = "c = {} (committed_lens {}, limit_lens {}), num_drafts {}"
+        rows.note(b, "stage", text, c, committed[s], None if limit is None else limit[s], nd)
+        if asked is not None:
+            rows.note(b, "stage", "query_lens[{}] = {}", b, q)
         if known is not None:  # no more than there are tokens, drafts included
-            q = min(q, max(known[s] - c + nd, 0))
+            there = max(known[s] - c + nd, 0)
+            text = "known_lens[{}] - c + num_drafts = {} - {} + {}, at least 0: {}"
+            rows.note(b, "stage", text, s, known[s], c, nd, there)
+            q = min(q, there)
 
         allocated[b] = pages.allocated(b)
-        room = max(pages.capacity(allocated[b]) - c, 0)
+        room = {"pages": pages.capacity(allocated[b]) - c, "token buffer": token_buffer - cu[b]}
         if tokens is not None:
-            room = min(room, max(tokens.shape[1] - c, 0))
-        room = min(room, token_buffer - cu[b])
-        if q > room:
-            rows.flag(b, OVERFLOW)
-            q = room
+            room["ledger"] = tokens.shape[1] - c
+        scarce = min(room, key=room.__getitem__)
+        most = max(room[scarce], 0)
+        if q > most:
+            rows.flag(b, OVERFLOW, "{} query tokens, room for {}: {}", q, most, scarce)
+            q = most
 
         cu[b + 1] = cu[b] + q
-        if q > 0:
-            first_index[b] = c
-            spans[b] = range(cu[b], cu[b + 1])
-            lengths[b] = c + q
-            if known is not None:
-                draft_counts[b] = max(q - max(known[s] - c, 0), 0)
+        if q == 0:
+            rows.note(b, "stage", "q = 0: empty")
+            continue
+        first_index[b] = c
+        spans[b] = range(cu[b], cu[b + 1])
+        lengths[b] = c + q
+        if known is not None:
+            draft_counts[b] = max(q - max(known[s] - c, 0), 0)
+        text = "tokens [{}, {}): q = {}, {} of them drafts; length {} + {} = {}"
+        rows.note(b, "stage", text, cu[b], cu[b + 1], q, draft_counts[b], c, q, lengths[b])
 
     _write_layout(
         rows,
@@ -609,10 +686,14 @@ def stage(
     for b, s in enumerate(rows.slot):
         if num_tokens is None or s is None or lengths[b] == 0:
             continue
+        c = first_index[b]
         for j, t in enumerate(spans[b] or EMPTY_SPAN):
-            positions[t] = first_index[b] + j
+            positions[t] = c + j
             if ledger is not None:
-                ids[t] = ledger[s][first_index[b] + j]
+                ids[t] = ledger[s][c + j]
+        if ledger is not None:
+            text = "input_ids = tokens[{}, {}:{}] = {}"
+            rows.note(b, "stage", text, s, c, lengths[b], ledger[s][c : lengths[b]])
     _write(position_ids, positions)
     _write(input_ids, ids)
     rows.write_status()
@@ -677,11 +758,11 @@ def _accept(
         if not span:  # no slot, a bad pair, or no tokens
             continue
         if lengths is not None:
-            if lengths[b] < 0:
-                rows.flag(b, BAD_COUNT)
-            elif 0 < lengths[b] < len(span):
-                rows.flag(b, UNDERFLOW)
+            if rows.is_empty(b, lengths[b]):
+                continue
             if lengths[b] < len(span):
+                text = "seq_lens[{}] = {}, below q = {}: emptied"
+                rows.flag(b, UNDERFLOW, text, b, lengths[b], len(span))
                 continue
 
         most = len(span) - 1  # the row's first token is never a draft
@@ -689,8 +770,10 @@ def _accept(
             most = min(most, max_draft_len)
         nd = most if drafted is None else _clamp(drafted[b], 0, most)
         if drafted is not None and nd != drafted[b]:
-            rows.flag(b, BAD_COUNT)
+            text = "num_draft_tokens[{}] = {} outside [0, {}]: read as {}"
+            rows.flag(b, BAD_COUNT, text, b, drafted[b], most, nd)
         base = span.stop - 1 - nd
+        rows.note(b, "accept_*", "drafts: {}, behind token {}", nd, base)
 
         ids = emit(b, base, nd)
         void = not ids
@@ -712,22 +795,35 @@ def _accept(
             if chunk:  # of a longer prompt: the next token is known, what the model says is not it
                 ids = []
                 committed[s] = now_committed
+                text = (
+                    "committed {} < known_lens[{}] = {}: a chunk of a prompt, which emits nothing"
+                )
+                rows.note(b, "accept_*", text, now_committed, s, known[s])
                 if now_committed < ledger_len:
                     following = ledger[s][now_committed]
+                    text = "next = tokens[{}, {}] = {}"
+                    rows.note(b, "accept_*", text, s, now_committed, following)
                 else:
-                    rows.flag(b, OVERFLOW)
+                    text = "tokens[{}, {}] is past its {} places: next = pad_token"
+                    rows.flag(b, OVERFLOW, text, s, now_committed, ledger_len)
                     following = pad_token
             elif not void:
                 committed[s] = now_committed
                 known[s] = min(now_committed + 1, ledger_len)
+                text = "committed_lens[{}] = {} - {} = {}, known_lens[{}] = {}"
+                by_slot = s, lengths[b], nd - a, now_committed, s, known[s]
+                rows.note(b, "accept_*", text, *by_slot)
                 if now_committed < ledger_len:
                     ledger[s][now_committed] = following
+                    text = "tokens[{}, {}] = {}"
+                    rows.note(b, "accept_*", text, s, now_committed, following)
                 else:
-                    rows.flag(b, OVERFLOW)
+                    text = "tokens[{}, {}] is past its {} places: {} is not stored"
+                    rows.flag(b, OVERFLOW, text, s, now_committed, ledger_len, following)
             if drafts is not None:
                 drafts[s] = 0
         if void and not chunk:
-            rows.flag(b, BAD_COUNT)
+            rows.flag(b, BAD_COUNT, "no valid id: the step is void, next = pad_token")
 
         accepted[b], rejected[b] = a, nd - a
         sampled[b] = len(ids)
@@ -736,6 +832,8 @@ def _accept(
         nexts[b] = following
         indices[b] = base + a
         emitted[b] = ids
+        text = "{} accepted, {} rejected, next {}, token index {}"
+        rows.note(b, "accept_*", text, a, nd - a, following, base + a)
         if positions is not None:
             last_positions[b] = positions[base + a]
         if inputs is not None and draft_input_ids is not None:
@@ -834,6 +932,10 @@ def accept_greedy(
         a = 0
         while a < nd and inputs[base + a + 1] >= 0 and inputs[base + a + 1] == targets[base + a]:
             a += 1
+        rows.note(b, "accept_greedy", "drafts confirmed: {}", inputs[base + 1 : base + 1 + a])
+        if a < nd:
+            text = "draft {} is {}, the target says {}: rejected"
+            rows.note(b, "accept_greedy", text, a, inputs[base + a + 1], targets[base + a])
         return targets[base : base + a + 1]
 
     _accept(
@@ -912,7 +1014,10 @@ def accept_sampled(
 
     def emit(b: int, base: int, nd: int) -> list[int]:
         ids = sampled[b][: nd + 1]
-        return ids[: _leading_ids(ids, vocab_size)]
+        valid = _leading_ids(ids, vocab_size)
+        text = "sampled_tokens[{}, :{}] = {}: {} valid"
+        rows.note(b, "accept_sampled", text, b, nd + 1, ids, valid)
+        return ids[:valid]
 
     _accept(
         emit,
@@ -980,12 +1085,15 @@ def count_sampled(
         ignored = discarded is not None and bool(discarded[b])
         if not ignored:
             counts[b] = _leading_ids(ids, vocab_size)
+        text = "discarded[{}]: nothing counts" if ignored else "sampled_tokens[{}] = {}: {} valid"
+        rows.note(b, "count_sampled", text, b, ids, counts[b])
         if counts[b] > 0:
             nexts[b] = ids[counts[b] - 1]
         elif backups is not None and 0 <= backups[b] < vocab_size:
             nexts[b] = backups[b]
+            rows.note(b, "count_sampled", "next = backup_tokens[{}] = {}", b, backups[b])
         elif not ignored:
-            rows.flag(b, BAD_COUNT)
+            rows.flag(b, BAD_COUNT, "no valid id: next = pad_token")
     _write(num_sampled, counts)
     _write(next_tokens, nexts)
     rows.write_status()
@@ -1032,10 +1140,16 @@ def locate_sampled(
             continue
         told = drafted[b] - (drafted[b - 1] if b > 0 else 0)
         nd = _clamp(told, 0, len(span) - 1)
-        if nd != told or not 0 <= counts[b] <= nd + 1:
-            rows.flag(b, BAD_COUNT)
+        if nd != told:
+            text = "{} drafts, outside [0, {}]: read as {}"
+            rows.flag(b, BAD_COUNT, text, told, len(span) - 1, nd)
+        if not 0 <= counts[b] <= nd + 1:
+            text = "num_sampled[{}] = {} outside [0, {}]: clamped"
+            rows.flag(b, BAD_COUNT, text, b, counts[b], nd + 1)
         rejected[b] = nd - _clamp(counts[b] - 1, 0, nd)
         indices[b] = span.stop - 1 - rejected[b]
+        text = "{} of {} drafts rejected: token index {}"
+        rows.note(b, "locate_sampled", text, rejected[b], nd, indices[b])
     _write(num_rejected, rejected)
     _write(token_indices, indices)
     rows.write_status()
@@ -1076,14 +1190,18 @@ def keep_last(
     for b, span in enumerate(spans):
         if span is None:
             continue
-        if lengths[b] < 0:
-            rows.flag(b, BAD_COUNT)
-        elif lengths[b] > INT32_MAX:
-            rows.flag(b, OVERFLOW)
-        elif 0 < lengths[b] < len(span):
-            rows.flag(b, UNDERFLOW)
-        elif lengths[b] > 0 and span:
+        if rows.is_empty(b, lengths[b]):
+            continue
+        if lengths[b] > INT32_MAX:
+            rows.flag(b, OVERFLOW, "seq_lens[{}] = {} > 2^31 - 1: emptied", b, lengths[b])
+        elif lengths[b] < len(span):
+            text = "seq_lens[{}] = {}, below q = {}: emptied"
+            rows.flag(b, UNDERFLOW, text, b, lengths[b], len(span))
+        elif not span:
+            rows.note(b, "keep_last", "q = 0: empty")
+        else:
             kept[b] = lengths[b]
+            rows.note(b, "keep_last", "token {} is kept: cached {}", span.stop - 1, lengths[b] - 1)
             if inputs is not None:
                 ids[b] = inputs[span.stop - 1]
 
@@ -1153,9 +1271,7 @@ def draft_lists(
     for b, s in enumerate(rows.slot):
         if s is None:
             continue
-        if cached[b] < 0:
-            rows.flag(b, BAD_COUNT)
-        elif cached[b] > 0:
+        if not rows.is_empty(b, cached[b]):
             allocated[b] = pages.allocated(b)
 
     slots = None if slot_mapping is None else slot_mapping.view(rows.count, num_steps)
@@ -1164,10 +1280,13 @@ def draft_lists(
         for b, s in enumerate(rows.slot):
             if s is None or cached[b] <= 0:
                 continue
-            if cached[b] + k + 1 > pages.capacity(allocated[b]):
-                rows.flag(b, OVERFLOW)
+            length, capacity = cached[b] + k + 1, pages.capacity(allocated[b])
+            if length > capacity:
+                text = "step {}: length {}, above capacity {}: empty in this step"
+                rows.flag(b, OVERFLOW, text, k, length, capacity)
             else:
-                lengths[b] = cached[b] + k + 1
+                rows.note(b, "draft_lists", "step {}: length {}", k, length)
+                lengths[b] = length
         slots_of_step = None if slots is None else torch.empty(rows.count, dtype=torch.int64)
         _write_layout(
             rows,
@@ -1247,17 +1366,23 @@ def map_slots(
         if not span:
             continue
         allocated = pages.allocated(b)
+        capacity = pages.capacity(allocated)
         for t in span:
-            if positions[t] < 0:
-                rows.flag(b, BAD_COUNT)
-            elif positions[t] >= pages.capacity(allocated):
-                rows.flag(b, OVERFLOW)
+            p = positions[t]
+            if p < 0:
+                rows.flag(b, BAD_COUNT, "position_ids[{}] = {} is negative: pad_slot", t, p)
+            elif p >= capacity:
+                text = "position_ids[{}] = {}, not below capacity {}: pad_slot"
+                rows.flag(b, OVERFLOW, text, t, p, capacity)
             elif allocated is not None:
-                page = allocated[positions[t] // page_size]
+                page = allocated[p // page_size]
                 if page < 0:
-                    rows.flag(b, BAD_PAGE)
+                    text = "position_ids[{}] = {} is in page {}: pad_slot"
+                    rows.flag(b, BAD_PAGE, text, t, p, page)
                 else:
-                    slots[t] = page * page_size + positions[t] % page_size
+                    slots[t] = page * page_size + p % page_size
+        of_row = positions[span.start : span.stop], slots[span.start : span.stop]
+        rows.note(b, "map_slots", "positions {} are in slots {}", *of_row)
     _write(slot_mapping, slots)
     rows.write_status()
 
@@ -1341,18 +1466,18 @@ def draft_step(
     for b, s in enumerate(rows.slot):
         if s is None:
             continue
-        if staged[b] < 0:
-            rows.flag(b, BAD_COUNT)
-        if staged[b] <= 0:
+        if rows.is_empty(b, staged[b]):
             continue
         allocated[b] = pages.allocated(b)
 
         r = 0 if rejected is None else rejected[b]
         most = staged[b] - 1 if max_rejected is None else min(max_rejected, staged[b] - 1)
         if not 0 <= r <= most:
-            rows.flag(b, BAD_COUNT)
+            text = "num_rejected[{}] = {} outside [0, {}]: read as {}"
+            rows.flag(b, BAD_COUNT, text, b, r, most, _clamp(r, 0, most))
             r = _clamp(r, 0, most)
         kept = staged[b] - r
+        rows.note(b, "draft_step", "kept = {} - {} rejected = {}", staged[b], r, kept)
 
         # A draft made in the middle of a prompt is none: there the next token is known. The passes
         # of such a loop have written drafts into the cache where the prompt goes on.
@@ -1361,18 +1486,31 @@ def draft_step(
             place = known[s] + draft_index
             if place != kept + shift:
                 holds = max(kept - draft_index, 0)
+                text = "known_lens[{}] = {} + {} is not {} + shift {}: mid-prompt, no draft"
+                rows.note(b, "draft_step", text, s, known[s], draft_index, kept, shift)
             elif 0 <= place < len(ledger[s]):
                 ledger[s][place] = drafted[b]
                 drafts[s] = draft_index + 1
+                text = "tokens[{}, {}] = {}, num_drafts[{}] = {}"
+                rows.note(b, "draft_step", text, s, place, drafted[b], s, drafts[s])
+            else:
+                text = "tokens[{}, {}] is none of its {} places: no draft"
+                rows.note(b, "draft_step", text, s, place, len(ledger[s]))
         if written is not None:
             written[s] = holds  # what the draft's cache holds now
+            rows.note(b, "draft_step", "written_lens[{}] = {}", s, holds)
 
         if last:
+            rows.note(b, "draft_step", "last: the row stays as it is")
             continue
-        if kept + 1 > pages.capacity(allocated[b]):
-            rows.flag(b, OVERFLOW)
+        capacity = pages.capacity(allocated[b])
+        if kept + 1 > capacity:
+            text = "length {} + 1, above capacity {}: emptied, drafts no more"
+            rows.flag(b, OVERFLOW, text, kept, capacity)
         else:
             lengths[b] = kept + 1
+            text = "length {} + 1 = {}, at most capacity {}"
+            rows.note(b, "draft_step", text, kept, lengths[b], capacity)
 
     if drafts is not None and ledger is not None:
         _write(num_drafts, drafts)
@@ -1407,6 +1545,7 @@ def draft_step(
             for b, length in enumerate(lengths):
                 if length > 0:
                     new[b] = _clamp(old[b] + 1, 0, last_position)
+                    rows.note(b, "draft_step", "position_ids[{}] = {} + 1 = {}", b, old[b], new[b])
             _write(position_ids if position_ids_out is None else position_ids_out, new)
         if input_ids is not None and drafted is not None:
             ids = [pad_token] * len(input_ids)

@@ -23,3 +23,17 @@ class Status(IntFlag):
     """A negative id among the used pages."""
     BAD_INDPTR = 32
     """A decreasing or out-of-range pair of offsets."""
+
+    @classmethod
+    def words(cls, word: int) -> str:
+        """Return the names of a status word's bits, and what no name stands for as a number.
+
+        Examples
+        --------
+        >>> Status.words(5), Status.words(0), Status.words(64 + 8)
+        ('OVERFLOW, BAD_COUNT', '-', 'BAD_SLOT, 64')
+        """
+        bits = list(cls)
+        rest = word & ~sum(bits)
+        names = [bit.name or "" for bit in bits if word & bit]
+        return ", ".join([*names, str(rest)] if rest else names) or "-"

@@ -1,0 +1,69 @@
+"""Why a row's result is what it is: what the reference says where it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+__all__ = ["Note", "collect", "collected"]
+
+MOST_SHOWN = 12  # elements of a list
+
+
+class Note(NamedTuple):
+    """One decision about one row.
+
+    Attributes
+    ----------
+    row : int
+    section : str
+        Where the contract says so: a rule, an operation, or one of its words.
+    text : str
+        For `str.format`; nothing is formatted until somebody reads the note.
+    values : tuple
+    bit : int
+        The bit of ``status`` that was set, 0 for none.
+    """
+
+    row: int
+    section: str
+    text: str
+    values: tuple[object, ...]
+    bit: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.text.format(*map(show, self.values))} (contract: {self.section})"
+
+
+_notes: ContextVar[list[Note] | None] = ContextVar("notes", default=None)
+
+
+@contextmanager
+def collect() -> Iterator[list[Note]]:
+    """Collect the notes of every operation of the reference that this thread runs meanwhile."""
+    notes: list[Note] = []
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def collected() -> list[Note] | None:
+    """Return the list that notes go to; None where nobody listens."""
+    return _notes.get()
+
+
+def show(value: object, most: int = MOST_SHOWN) -> str:
+    """Return a value of a note as text; a long list is cut, and its length said."""
+    if value is None:
+        return "not given"
+    if not isinstance(value, list):
+        return str(value)
+    if not value:
+        return "none"
+    if len(value) <= most:
+        return " ".join(map(str, value))
+    return f"{' '.join(map(str, value[:most]))} … ({len(value)})"
