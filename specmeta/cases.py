@@ -28,8 +28,9 @@ Examples
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -133,10 +134,12 @@ def parse(data: Any, *, source: str = "case", index_dtype: torch.dtype = torch.i
         A field is wrong.
     """
 
-    def fail(field: str, expected: str, got: object) -> None:
+    def fail(field: str, expected: str, got: object, names: Iterable[str] = ()) -> None:
         text = repr(got)
+        near = get_close_matches(str(got), names, 1)
         raise CaseError(
             f"{source}: {field}: expected {expected}, got {text[:80]}{'...' * (len(text) > 80)}"
+            + "".join(f"; did you mean {name}?" for name in near)
         )
 
     if not isinstance(data, dict):
@@ -152,7 +155,7 @@ def parse(data: Any, *, source: str = "case", index_dtype: torch.dtype = torch.i
             fail(field, "a text", data[field])
     operator = data.get("op")
     if operator not in reference.__all__:
-        fail("op", f"one of {', '.join(reference.__all__)}", operator)
+        fail("op", f"one of {', '.join(reference.__all__)}", operator, reference.__all__)
     known = arguments_of(operator)
     given, dtypes, gaps = data.get("args", {}), data.get("dtypes", {}), data.get("gaps", {})
 
@@ -197,7 +200,7 @@ def parse(data: Any, *, source: str = "case", index_dtype: torch.dtype = torch.i
     expect = {}
     for name, value in data.get("expect", {}).items():
         if name not in known or not known[name].written:
-            fail("expect", f"outputs of {operator}", name)
+            fail("expect", f"outputs of {operator}", name, known)
         expect[name] = tensor("expect", name, value)
     args: dict[str, Any] = {}
     for name, value in given.items():
@@ -207,7 +210,7 @@ def parse(data: Any, *, source: str = "case", index_dtype: torch.dtype = torch.i
                 if output in expect and expect[output].shape[-1] != value + more:
                     fail(f"expect.{output}", f"{name} {value}", f"{expect[output].shape[-1]}")
         elif name not in known:
-            fail("args", f"arguments of {operator}", name)
+            fail("args", f"arguments of {operator}", name, known)
         elif value is None and not known[name].required:
             continue
         elif name == "num_rows" and not isinstance(value, list):

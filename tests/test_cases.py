@@ -87,12 +87,18 @@ RIGHT = {"op": "advance", "args": {"seq_lens": [3], "page_size": 4}, "expect": {
     ("wrong", "message"),
     [
         ([], r"the file: expected an object, got \[\]"),
-        ({"op": "advanced"}, "op: expected one of accept_greedy, .* got 'advanced'"),
+        (
+            {"op": "advanced"},
+            "op: expected one of accept_greedy, .* got 'advanced'; did you mean advance\\?",
+        ),
         ({"ops": "advance"}, "a field: expected one of name, .* got 'ops'"),
         ({"args": [1]}, r"args: expected an object, got \[1\]"),
         ({"why": 3}, "why: expected a text, got 3"),
         ({"args": {"page_size": 4}, "expect": {}}, "args: expected seq_lens, which advance needs"),
-        ({"args": {"seq_len": [3]}}, "args: expected arguments of advance, got 'seq_len'"),
+        (
+            {"args": {"seq_len": [3]}},
+            r"args: expected arguments of advance, got 'seq_len'; did you mean seq_lens\?",
+        ),
         ({"args": {"seq_lens": 3}}, r"args.seq_lens: expected a list \[B\], got 3"),
         ({"args": {"seq_lens": [3.5]}}, "args.seq_lens: expected integers, got 3.5"),
         ({"args": {"seq_lens": [True]}}, "args.seq_lens: expected integers, got True"),
