@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from specmeta._environment import EXTRAS, find_device, how_to_install
+from specmeta._environment import EXTRAS, find_device, how_to_install, os_reason
 
 if TYPE_CHECKING:
     import torch
@@ -26,12 +26,14 @@ __all__ = [
     "add_device_options",
     "add_drafter_options",
     "add_engine_options",
+    "add_trace_option",
     "check_range",
     "format_place",
     "format_rate",
     "load_model",
     "make_engine",
     "progress_bar",
+    "recording",
     "set_up",
 ]
 
@@ -85,6 +87,26 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help=f"cpu, cuda or cuda:N {default}")
     # Where another program runs, two threads wait for each other at every small operation.
     add("--threads", type=int, default=1, metavar="N", help=f"threads on the CPU {default}")
+
+
+def add_trace_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of a command whose steps can be recorded."""
+    text = "record every step: .jsonl or .jsonl.gz, for specmeta trace"
+    parser.add_argument("--trace", metavar="FILE", help=text)
+
+
+@contextmanager
+def recording(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[None]:
+    """Record what runs inside where `add_trace_option` asks for it; exit where it can't."""
+    with ExitStack() as stack:
+        if args.trace is not None:
+            from specmeta.trace import record
+
+            try:
+                stack.enter_context(record(args.trace))
+            except OSError as error:
+                parser.error(f"trace: {os_reason(error)}")
+        yield
 
 
 def set_up(

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EXTRAS", "find_device", "how_to_install", "os_reason"]
 
-# By extra of the package: what it adds. The others need "generate" as well.
+# By extra of the package: what it adds. What runs a model needs "generate" as well.
 EXTRAS = {
     "generate": ("rich", "safetensors", "transformers"),
     "serve": ("prometheus_client", "pydantic", "starlette", "uvicorn"),
+    "trace": ("matplotlib", "numpy", "rich"),
     "smollm2": ("accelerate", "gguf", "pip"),
 }
 

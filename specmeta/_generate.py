@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from specmeta._command import (
     Parser,
     add_engine_options,
+    add_trace_option,
     format_place,
     format_rate,
     load_model,
+    recording,
     set_up,
 )
 from specmeta._environment import os_reason
@@ -60,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         # A chat model's text is an answer, any other's goes on where the prompt ends.
         end = "\n" if model.is_chat and not args.raw else ""
         shown = [prompt + end for prompt in prompts]
-        with _display(shown, silent=args.json) as on_text:
+        with _display(shown, silent=args.json) as on_text, recording(parser, args):
             speculative = generate(
                 model, prompts, num_drafts=args.num_drafts, on_text=on_text, **settings
             )
@@ -89,6 +91,7 @@ def _parser() -> Parser:
     add("--raw", action="store_true", help="continue prompts, without the model's chat template")
     add("--max-new-tokens", type=int, default=64, metavar="N", help=f"a prompt {default}")
     add_engine_options(parser)
+    add_trace_option(parser)
     add("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 

@@ -12,10 +12,12 @@ from specmeta._command import (
     Parser,
     add_drafter_options,
     add_engine_options,
+    add_trace_option,
     check_range,
     load_model,
     make_engine,
     progress_bar,
+    recording,
     set_up,
 )
 
@@ -65,11 +67,12 @@ def main(argv: Sequence[str]) -> int:
             parser.error(str(error))
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        server.serve(
-            engine,
-            listener,
-            on_ready=lambda: print(f"{public_name(model)}: {url}/v1", flush=True),
-        )
+        with recording(parser, args):
+            server.serve(
+                engine,
+                listener,
+                on_ready=lambda: print(f"{public_name(model)}: {url}/v1", flush=True),
+            )
     return 0
 
 
@@ -83,6 +86,7 @@ def _parser() -> Parser:
     default = "(default: %(default)s)"
     add_engine_options(parser)
     add_drafter_options(parser)
+    add_trace_option(parser)
     add("--host", default="127.0.0.1", help=f"who may come: 0.0.0.0 = everyone {default}")
     add("--port", type=int, default=8000, metavar="N", help=f"0 = any that is free {default}")
     add("--max-rows", type=int, default=16, metavar="N", help=f"texts at once {default}")

@@ -20,6 +20,8 @@ COMMANDS = {
     "serve": ("_serve", "answer HTTP requests in the form of OpenAI's"),
     "matrix": ("matrix", "decode the same prompts in every way, and compare the texts"),
     "eval": ("evaluate", "test how often a model's answers are right"),
+    "trace": ("trace.command", "sum up, draw or compare what --trace recorded"),
+    "explain": ("explain", "say why a call's results are what they are, rule by rule"),
     "doctor": ("doctor", "say what was built, and what is missing"),
 }
 

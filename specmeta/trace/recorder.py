@@ -1,0 +1,353 @@
+"""The recorder: makes steps of the calls that an observer sees."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specmeta import observe
+from specmeta.trace.file import FORMAT, VERSION, Writer
+
+__all__ = ["Recorder", "record"]
+
+
+class Recorder(observe.Observer):
+    """Writes a trace of one batch: the first whose `stage` (or `advance`) is seen.
+
+    A step begins at each of these calls, ends where the next one begins, and takes in what the
+    `accept_*` between them says. A drafter's own `stage` (with `limit_lens`) makes no steps, nor
+    does a call without live rows. An engine that calls neither `stage` nor `advance` leaves none.
+
+    Parameters
+    ----------
+    path : str or Path
+        A new file, compressed where the name ends with ``.gz``.
+
+    Raises
+    ------
+    OSError
+        The file can't be made.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._writer = Writer(path)
+        # What begins steps: the operator, and an address that other batches don't have.
+        self._begins: tuple[str, int] | None = None
+        self._step: _Step | None = None
+        self._num_steps = 0
+        # By page table: other batches have others.
+        self._requests: dict[int, _Requests] = defaultdict(_Requests)
+        self._pages = _Allocation()
+
+    def assigned(self, table: int, slot: int) -> None:
+        """Begin a new request in a slot."""
+        self._requests[table].assigned(slot)
+
+    def called(self, call: observe.Call) -> None:
+        """Take in a call."""
+        if self._begins_step(call):
+            self._end_step()
+            self._begin_step(call)
+        elif self._step is not None:
+            if call.operator.startswith("accept_"):
+                self._step.accept(call)
+            self._step.read_status(call)
+
+    def close(self) -> None:
+        """Write the last step and end the file."""
+        self._end_step()
+        self._writer.close()
+
+    def _begins_step(self, call: observe.Call) -> bool:
+        lengths = {"stage": "committed_lens", "advance": "seq_lens"}.get(call.operator)
+        if lengths is None or "limit_lens" in call.before:
+            return False
+        begins = call.operator, _table(call) or call.addresses[lengths]
+        if self._begins is None:
+            self._begins = begins
+        return begins == self._begins
+
+    def _begin_step(self, call: observe.Call) -> None:
+        requests = self._requests[_table(call)]
+        step = _Step(call, requests)
+        if not step.columns["slot"]:
+            return
+        if self._num_steps == 0:
+            sizes = {"page_size": call.values["page_size"], "num_slots": step.num_slots}
+            self._writer.write({"format": FORMAT, "version": VERSION, **sizes})
+        changes = self._pages.changes(call, requests)
+        if changes:
+            step.columns["pages"] = changes
+        self._step = step
+
+    def _end_step(self) -> None:
+        if self._step is not None:
+            self._writer.write({"step": self._num_steps, **self._step.columns})
+            self._num_steps += 1
+            self._step = None
+
+
+@contextmanager
+def record(path: str | Path) -> Iterator[Recorder]:
+    """Record a trace of what runs inside.
+
+    Parameters
+    ----------
+    path : str or Path
+        A new file, compressed where the name ends with ``.gz``.
+
+    Yields
+    ------
+    Recorder
+
+    Raises
+    ------
+    OSError
+        The file can't be made.
+    """
+    recorder = Recorder(path)
+    observe.add(recorder)
+    try:
+        yield recorder
+    finally:
+        observe.remove(recorder)
+        recorder.close()
+
+
+class _Requests:
+    """The requests of a batch, counted in the order in which slots were assigned."""
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, int] = {}
+        self.decoding: set[int] = set()  # those that something has come out of
+        self._count = 0
+        self._are_told = False
+
+    def assigned(self, slot: int) -> None:
+        self._are_told = True
+        self._begin(slot)
+
+    def find(self, slot: int, cached_len: int) -> int:
+        """Return the request of a row."""
+        if slot < 0:
+            return -1
+        # Where nobody tells of assignments, a slot that begins anew has another request.
+        anew = not self._are_told and cached_len == 0 and self.by_slot.get(slot) in self.decoding
+        if slot not in self.by_slot or anew:
+            self._begin(slot)
+        return self.by_slot[slot]
+
+    def _begin(self, slot: int) -> None:
+        self.by_slot[slot] = self._count
+        self._count += 1
+
+
+class _Allocation:
+    """The pages of each slot, as the file says it so far."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, tuple[int, list[int]]] = {}
+        self._table: Tensor | None = None
+
+    def changes(self, call: observe.Call, requests: _Requests) -> list[list[Any]]:
+        """Return what has changed, as ``[slot, request, keep, pages]``: the first `keep` stay."""
+        changes = []
+        for slot, pages in sorted(self._allocated(call, requests).items()):
+            request = requests.by_slot.get(slot, -1)
+            had, old = self._pages.get(slot, (-1, []))
+            if pages == old and (not pages or request == had):
+                continue
+            keep = _common(old, pages) if request == had else 0
+            changes.append([slot, request, keep, pages[keep:]])
+            self._pages[slot] = request, pages
+        return changes
+
+    def _allocated(self, call: observe.Call, requests: _Requests) -> dict[int, list[int]]:
+        """Return the pages of all slots that may have others than before."""
+        table, counts = call.before.get("page_table"), call.before.get("num_pages")
+        if table is None:
+            if "alloc_pages" not in call.before:
+                return {}
+            pages, ends = call.before["alloc_pages"].tolist(), call.before["alloc_indptr"].tolist()
+            pairs = pairwise(ends)
+            return {slot: pages[max(a, 0) : max(b, 0)] for slot, (a, b) in enumerate(pairs)}
+        if counts is None:
+            counts = (table >= 0).int().cumprod(1).sum(1)
+        places = torch.arange(table.shape[1])
+        table = torch.where(places < counts[:, None], table, -1)
+        new = {slot for slot, r in requests.by_slot.items() if r != self._pages.get(slot, (-1,))[0]}
+        if self._table is None:
+            new.update(range(len(table)))
+        else:
+            new.update((table != self._table).any(1).nonzero().flatten().tolist())
+        self._table = table
+        lens = counts.clamp(0, table.shape[1]).tolist()
+        return {slot: table[slot, : lens[slot]].tolist() for slot in new if slot < len(table)}
+
+
+def _common(old: list[int], new: list[int]) -> int:
+    """Return how many of the first items are the same."""
+    for index, (a, b) in enumerate(zip(old, new, strict=False)):
+        if a != b:
+            return index
+    return min(len(old), len(new))
+
+
+class _Step:
+    """A step that is under way, in columns by row."""
+
+    def __init__(self, call: observe.Call, requests: _Requests) -> None:
+        before, after = call.before, call.after
+        seq_lens = after.get("seq_lens_out", after.get("seq_lens"))
+        if seq_lens is None:
+            raise ValueError("a trace needs the seq_lens of stage")
+        given = before.get("row_to_slot", torch.arange(len(seq_lens)))
+        live = before.get("num_rows", call.values.get("num_rows", len(given)))
+        self.count = count = max(0, min(int(live), len(given)))
+        self.num_slots = _num_slots(call, len(seq_lens))
+        self._committed = call.addresses.get("committed_lens")
+        self._status = call.addresses.get("status")
+        self._requests = requests
+        # Row b owns the tokens begin[b] .. end[b] - 1.
+        cu = after.get("cu_seqlens_q", before.get("cu_seqlens_q", torch.arange(count + 1)))
+        begin, self._end = cu[:count].tolist(), cu[1 : count + 1].tolist()
+        lens = seq_lens[:count].tolist()
+        # The tokens of a row that was emptied are padding.
+        query = [e - b if n else 0 for b, e, n in zip(begin, self._end, lens, strict=True)]
+        page_size = call.values["page_size"]
+        used = after.get("pages_per_seq")
+        columns: dict[str, list[Any]] = {
+            # -1: none, and what is outside the table.
+            "slot": [s if 0 <= s < self.num_slots else -1 for s in given[:count].tolist()],
+            "request": [],
+            "cached_len": [n - q for n, q in zip(lens, query, strict=True)],
+            "query_len": query,
+            "prompt_len": [0] * count,
+            "seq_len": lens,
+            "used_pages": [
+                # With pad_seq_len, an empty row lists a page that isn't its own.
+                0 if not n else -(-n // page_size) if used is None else int(used[row])
+                for row, n in enumerate(lens)
+            ],
+            "status": [0] * count,
+        }
+        pairs = zip(columns["slot"], columns["cached_len"], strict=True)
+        columns["request"] = [requests.find(slot, cached) for slot, cached in pairs]
+        self.columns = columns
+        if call.operator == "stage":
+            self._read_drafts(after)
+        else:
+            self._read_counts(call)
+        self.read_status(call)
+
+    def _read_drafts(self, after: dict[str, Tensor]) -> None:
+        columns = self.columns
+        drafts = [0] * self.count
+        if "num_draft_tokens" in after:
+            drafts = columns["drafts"] = after["num_draft_tokens"][: self.count].tolist()
+            if "input_ids" in after:
+                ids = after["input_ids"].tolist()
+                pairs = zip(self._end, drafts, strict=True)
+                columns["draft_tokens"] = [ids[end - n : end] for end, n in pairs]
+        for row, request in enumerate(columns["request"]):
+            if request not in self._requests.decoding:
+                columns["prompt_len"][row] = columns["query_len"][row] - drafts[row]
+
+    def _read_counts(self, call: observe.Call) -> None:
+        """Read what `advance` was given: the outcome of the pass before."""
+        columns = self.columns
+        columns["staged_len"] = call.before["seq_lens"][: self.count].tolist()
+        if "num_accepted" not in call.before:
+            return
+        counts, bias = call.before["num_accepted"].tolist(), call.values.get("position_bias", 0)
+        index = columns["slot"]
+        if "count_index" in call.before:
+            index = call.before["count_index"][: self.count].tolist()
+            for row, k in enumerate(index):
+                if k < 0:  # a context row
+                    columns["prompt_len"][row] = columns["query_len"][row]
+        columns["accepted"] = [
+            max(counts[k] + bias, 0) if 0 <= k < len(counts) else 0 for k in index
+        ]
+        self._requests.decoding.update(
+            request
+            for request, k, n in zip(columns["request"], index, columns["seq_len"], strict=True)
+            if k >= 0 and n > 0
+        )
+
+    def accept(self, call: observe.Call) -> None:
+        """Take in what came out, unless it's another batch's."""
+        columns, before, after = self.columns, call.before, call.after
+        if call.addresses.get("committed_lens", self._committed) != self._committed:
+            return
+        if "num_draft_tokens" in before:
+            columns["drafts"] = before["num_draft_tokens"][: self.count].tolist()
+        else:
+            columns["drafts"] = [max(q - 1, 0) for q in columns["query_len"]]
+        drafts = columns["drafts"]
+        if "num_accepted" in after:
+            accepted = after["num_accepted"][: self.count].tolist()
+        elif "num_rejected" in after:
+            rejected = after["num_rejected"][: self.count].tolist()
+            accepted = [d - r for d, r in zip(drafts, rejected, strict=True)]
+        else:
+            return
+        columns["accepted"] = accepted
+        columns["committed_len"] = [
+            n - d + a for n, d, a in zip(columns["seq_len"], drafts, accepted, strict=True)
+        ]
+        if "committed_lens" in after:
+            columns["committed_len"] = [
+                int(after["committed_lens"][slot]) if slot >= 0 else 0 for slot in columns["slot"]
+            ]
+        columns["emitted"] = self._find_emitted(call)
+        pairs = zip(columns["request"], columns["emitted"], strict=True)
+        self._requests.decoding.update(request for request, ids in pairs if ids)
+
+    def _find_emitted(self, call: observe.Call) -> list[list[int]]:
+        columns = self.columns
+        if "accepted_tokens" in call.after:
+            lists = call.after["accepted_tokens"][: self.count].tolist()
+            return [ids[: ids.index(-1)] if -1 in ids else ids for ids in lists]
+        rows = zip(self._end, columns["drafts"], columns["accepted"], strict=True)
+        if "sampled_tokens" in call.before:
+            most = call.values["vocab_size"]
+            lists = call.before["sampled_tokens"].tolist()
+            lists = [ids[: a + 1] for ids, (_, _, a) in zip(lists, rows, strict=False)]
+            emitted = [[i for i in ids if 0 <= i < most] for ids in lists]
+        else:
+            ids = call.before["target_tokens"].tolist()
+            emitted = [ids[end - 1 - d : end - d + a] for end, d, a in rows]
+        known = call.before.get("known_lens")
+        for row, slot in enumerate(columns["slot"]):
+            in_prompt = known is not None and columns["committed_len"][row] < int(known[slot])
+            if columns["query_len"][row] == 0 or slot < 0 or in_prompt:
+                emitted[row] = []
+        return emitted
+
+    def read_status(self, call: observe.Call) -> None:
+        """Take in the bits that stand in `status` behind a call."""
+        if "status" in call.after and call.addresses["status"] == self._status:
+            bits = call.after["status"].tolist()
+            for row, slot in enumerate(self.columns["slot"]):
+                # The last entry is for rows without a slot.
+                self.columns["status"][row] |= bits[slot]
+
+
+def _table(call: observe.Call) -> int:
+    """Return the address of the table of pages, 0 without one."""
+    return call.addresses.get("page_table", call.addresses.get("alloc_pages", 0))
+
+
+def _num_slots(call: observe.Call, rows: int) -> int:
+    for name, end in (("committed_lens", 0), ("page_table", 0), ("alloc_indptr", 1), ("status", 1)):
+        if name in call.before and (name != "status" or "row_to_slot" in call.before):
+            return len(call.before[name]) - end
+    return rows

@@ -1,0 +1,97 @@
+"""What a trace adds up to: by step, and all together."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specmeta.status import Status
+from specmeta.trace.file import Ints, Trace
+
+__all__ = ["Totals", "by_step", "faults_in_words", "summarize"]
+
+
+class Totals(NamedTuple):
+    """Sums over the rows of each step, int64 [steps].
+
+    Attributes
+    ----------
+    drafts, accepted, emitted : int64 [steps]
+        Tokens. Rows in their prompt don't count as drafts.
+    used_pages : int64 [steps]
+        Pages that the step's rows read.
+    faults, rewinds, handovers : int64 [steps]
+        Rows with a new bit of `status`; rows that gave up whole pages; pages that came from
+        another request.
+    """
+
+    drafts: Ints
+    accepted: Ints
+    emitted: Ints
+    used_pages: Ints
+    faults: Ints
+    rewinds: Ints
+    handovers: Ints
+
+
+def by_step(trace: Trace) -> Totals:
+    """Add up each step."""
+    steps, rows = trace.num_steps, trace.step_of_row
+
+    def add(values: Any) -> Ints:
+        return np.bincount(rows, weights=values, minlength=steps).astype(np.int64)
+
+    decoding = trace["prompt_len"] == 0
+    handed = trace.page_events.step[trace.page_events.previous >= 0]
+    return Totals(
+        drafts=add(np.maximum(trace["drafts"], 0) * decoding),
+        accepted=add(np.maximum(trace["accepted"], 0) * decoding),
+        emitted=add(np.diff(trace.emitted.first)),
+        used_pages=add(trace["used_pages"]),
+        faults=add(trace.new_faults > 0),
+        rewinds=add(trace.rewinds[1] > 0),
+        handovers=np.bincount(handed, minlength=steps),
+    )
+
+
+def summarize(trace: Trace) -> dict[str, Any]:
+    """Return figures of the whole run, by name.
+
+    Returns
+    -------
+    dict
+        ``steps``, ``rows``, ``requests``, ``tokens`` (emitted), ``target_passes`` (rows behind
+        their prompt that emitted something), ``drafted`` and ``accepted`` (by position in the
+        draft), ``rewound_tokens``, ``rewinds`` (rows that gave up whole pages), ``handovers``,
+        ``shared_pages`` (pages that two held at once), ``faults`` (by name of the bit: rows).
+    """
+    decoding = trace["prompt_len"] == 0
+    accepted = trace["accepted"][decoding]
+    # Where nobody says how many drafts were verified, those that stood are known at least.
+    drafts = np.maximum(trace["drafts"][decoding], accepted)
+    emitted = np.diff(trace.emitted.first)
+    tokens, pages = trace.rewinds
+    events, faults = trace.page_events, trace.new_faults
+    positions = range(int(drafts.max(initial=0)))
+    return {
+        "steps": trace.num_steps,
+        "rows": trace.num_rows,
+        "requests": trace.num_requests,
+        "tokens": int(emitted.sum()),
+        "target_passes": int((decoding & (emitted > 0)).sum()),
+        "drafted": [int((drafts > k).sum()) for k in positions],
+        "accepted": [int((accepted > k).sum()) for k in positions],
+        "rewound_tokens": int(tokens.sum()),
+        "rewinds": int((pages > 0).sum()),
+        "handovers": int((events.previous >= 0).sum()),
+        "shared_pages": len(np.unique(events.page[events.holders > 1])),
+        "faults": {
+            str(bit.name): int((faults & bit > 0).sum()) for bit in Status if (faults & bit).any()
+        },
+    }
+
+
+def faults_in_words(bits: int) -> str:
+    """Name the bits of a status."""
+    return " ".join(str(bit.name) for bit in Status if bits & bit)
