@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
-__all__ = ["Note", "collect", "collected"]
+__all__ = ["Note", "Notes", "collect", "collected", "show"]
 
 MOST_SHOWN = 12  # elements of a list
 
@@ -37,13 +37,25 @@ class Note(NamedTuple):
         return f"{self.text.format(*map(show, self.values))} (contract: {self.section})"
 
 
-_notes: ContextVar[list[Note] | None] = ContextVar("notes", default=None)
+class Notes(list[Note]):
+    """What an operation says, in order.
+
+    Attributes
+    ----------
+    slots : list of int or None
+        By row its slot; None where it has none.
+    """
+
+    slots: list[int | None]
+
+
+_notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
 
 @contextmanager
-def collect() -> Iterator[list[Note]]:
-    """Collect the notes of every operation of the reference that this thread runs meanwhile."""
-    notes: list[Note] = []
+def collect() -> Iterator[Notes]:
+    """Collect the notes of the operation of the reference that this thread runs meanwhile."""
+    notes = Notes()
     token = _notes.set(notes)
     try:
         yield notes
@@ -51,8 +63,8 @@ def collect() -> Iterator[list[Note]]:
         _notes.reset(token)
 
 
-def collected() -> list[Note] | None:
-    """Return the list that notes go to; None where nobody listens."""
+def collected() -> Notes | None:
+    """Return where notes go; None where nobody listens."""
     return _notes.get()
 
 

@@ -126,6 +126,8 @@ class _Rows:
         self._status = status
         self._words = _read_optional(status)
         self._notes = collected()
+        if self._notes is not None:
+            self._notes.slots = self.slot
 
         for b in range(self.live, count):
             self.note(b, "num_rows", "not below num_rows = {}: padding", wanted)

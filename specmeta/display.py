@@ -1,0 +1,333 @@
+"""`specmeta.inspect`: a batch's state as a table, for a terminal or a notebook."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specmeta._environment import how_to_install
+from specmeta._notes import show
+from specmeta.batch import BatchMetadata
+from specmeta.status import Status
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+__all__ = ["BatchTable", "inspect"]
+
+MOST_PAGES = 6  # ids of a list
+WIDTH = 160  # where no terminal says how wide it is
+
+
+class BatchTable:
+    """What a batch held when it was read: a renderable of rich, and a text.
+
+    A REPL, a debugger and ``print`` show the text, a notebook and rich's ``print`` a table with
+    colours.
+
+    Attributes
+    ----------
+    faults : list of str
+        What is inconsistent, a sentence each.
+    """
+
+    def __init__(self, group: Group, faults: list[str]) -> None:
+        self._group = group
+        self.faults = faults
+
+    def __rich__(self) -> Group:
+        """Return what rich renders."""
+        return self._group
+
+    def __repr__(self) -> str:
+        """Return the table as text."""
+        from rich.console import Console
+
+        file = io.StringIO()
+        width = shutil.get_terminal_size((WIDTH, 24)).columns
+        Console(file=file, width=width, highlight=False, force_terminal=False).print(self._group)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+    def _repr_mimebundle_(
+        self, include: Iterable[str] = (), exclude: Iterable[str] = (), **options: Any
+    ) -> dict[str, str]:
+        from rich.jupyter import JupyterMixin
+
+        return JupyterMixin._repr_mimebundle_(self, include, exclude, **options)  # type: ignore[arg-type]
+
+
+def inspect(batch: BatchMetadata) -> BatchTable:
+    """Show a batch: its rows, its slots, and what is wrong with them.
+
+    Reads the device: it waits for all that was launched, and can't stand in a captured step.
+
+    Parameters
+    ----------
+    batch : BatchMetadata
+        Not changed. A view (``first_rows``) shows its rows; a drafter's batch takes its ledger's
+        lengths.
+
+    Returns
+    -------
+    BatchTable
+        Shows itself in a REPL and a notebook; in a program, print it. Values are those of the
+        call, whatever happens to the batch later.
+
+    Raises
+    ------
+    CaptureError
+        Inside a capture.
+    ImportError
+        Without rich, which the extra ``generate`` brings.
+
+    Examples
+    --------
+    >>> batch = specmeta.BatchMetadata(
+    ...     max_rows=1, max_slots=2, max_tokens=4, max_pages=2, page_size=4, max_seq_len=8,
+    ...     max_draft_len=1,
+    ... )
+    >>> batch.assign(1, [5, 6, 7], pages=[3, 4])
+    >>> batch.set_rows([1], [4])
+    >>> batch.stage()
+    >>> specmeta.inspect(batch)
+    BatchMetadata on cpu: rows 1 of 1, slots 1 of 2, tokens 4, page_size 4, max_seq_len 8, drafts 1
+    row   slot   known   cached   query   seq_len   drafts   accepted   pages   last page   next
+    ────────────────────────────────────────────────────────────────────────────────────────────
+      0      1       3        0       3         3        0          0   3               3      0
+    <BLANKLINE>
+    slot   known   committed   drafts   written   pages   status
+    ────────────────────────────────────────────────────────────
+       1       3           0        0         0   3 4     -
+    unused slots: 0
+    """
+    try:
+        from rich.console import Group
+        from rich.text import Text
+    except ImportError as error:
+        raise ImportError(f"specmeta.inspect needs rich: {how_to_install('generate')}") from error
+    state = _State(batch)
+    faults = [*state.row_faults(), *state.slot_faults()]
+    head = Text("BatchMetadata", style="bold").append(f" {state.describe()}", "not bold")
+    parts: list[Any] = [head, _row_table(state)]
+    parts += _unused("rows", batch.max_rows, state.rows)
+    parts += [Text(), _slot_table(state)]
+    parts += _unused("slots", batch.max_slots, state.slots)
+    if faults:
+        parts += [Text(), *(Text(f"! {fault}", style="bold red") for fault in faults)]
+    return BatchTable(Group(*parts), faults)
+
+
+class _State:
+    """A batch's buffers, read once.
+
+    Attributes
+    ----------
+    rows, slots : list of int
+        Those in use.
+    """
+
+    def __init__(self, batch: BatchMetadata) -> None:
+        from specmeta.graph import CaptureError
+
+        self.batch = batch
+        self.drafter = batch._target is not None
+        ledger = batch if batch._target is None else batch._target
+        message = "specmeta.inspect reads the device: call it between replays, not inside a capture"
+        if batch.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise CaptureError(message)
+        try:
+            self.row_to_slot: list[int] = batch.row_to_slot.tolist()
+            self.num_rows = int(batch.num_rows.tolist()[0])
+            self.seq_lens: list[int] = batch.seq_lens.tolist()
+            self.cached_lens: list[int] = batch.cached_lens.tolist()
+            self.cu_seqlens_q: list[int] = batch.cu_seqlens_q.tolist()
+            self.num_draft_tokens: list[int] = batch.num_draft_tokens.tolist()
+            self.num_accepted: list[int] = batch.num_accepted.tolist()
+            self.next_tokens: list[int] = batch.next_tokens.tolist()
+            self.pages_per_seq: list[int] = batch.pages_per_seq.tolist()
+            self.last_page_len: list[int] = batch.last_page_len.tolist()
+            self.kv_indptr: list[int] = batch.kv_indptr.tolist()
+            self.lists: dict[str, list[Any]] = {
+                name: buffer.tolist()
+                for name in ("kv_indices", "block_table")
+                if (buffer := getattr(batch, name)) is not None
+            }
+            self.known: list[int] = ledger.known_lens.tolist()
+            self.committed: list[int] = ledger.committed_lens.tolist()
+            self.num_drafts: list[int] = ledger.num_drafts.tolist()
+            self.written: list[int] = batch.written_lens.tolist()
+            self.status: list[int] = batch.status.tolist()
+            self.num_pages: list[int] = batch.num_pages.tolist()
+            self.pages: list[list[int]] = [
+                ids[: max(n, 0)]
+                for ids, n in zip(batch.page_table.tolist(), self.num_pages, strict=True)
+            ]
+        except CaptureError as error:
+            raise CaptureError(message) from error
+        live = range(min(max(self.num_rows, 0), batch.max_rows))
+        self.rows = [b for b in live if self.row_to_slot[b] != -1]
+        carried = {self.row_to_slot[b] for b in self.rows}
+        self.slots = [
+            s
+            for s in range(batch.max_slots)
+            if s in carried
+            or self.pages[s]
+            or self.num_pages[s]
+            or self.known[s]
+            or self.written[s]
+            or self.status[s]
+        ]
+
+    def describe(self) -> str:
+        batch = self.batch
+        kind = "" if not self.drafter else "of Eagle, " if batch._eagle else "of a draft model, "
+        return (
+            f"{kind}on {batch.device}: rows {len(self.rows)} of {batch.max_rows}, "
+            f"slots {len(self.slots)} of {batch.max_slots}, tokens {batch.max_tokens}, "
+            f"page_size {batch.page_size}, max_seq_len {batch.max_seq_len}, "
+            f"drafts {batch.max_draft_len}"
+        )
+
+    def slot(self, b: int) -> int | None:
+        """Return the slot of a row, None where it isn't one."""
+        s = self.row_to_slot[b]
+        return s if 0 <= s < self.batch.max_slots else None
+
+    def listed(self, name: str, b: int) -> list[int]:
+        """Return the page ids that `kv_indices` or `block_table` has for a row."""
+        if name == "kv_indices":
+            return list(self.lists[name][max(self.kv_indptr[b], 0) : max(self.kv_indptr[b + 1], 0)])
+        return list(self.lists[name][b][: max(self.pages_per_seq[b], 0)])
+
+    def row_faults(self) -> Iterator[str]:
+        """Yield what is wrong with the rows."""
+        page_size, pads = self.batch.page_size, self.batch._pads
+        row_of: dict[int, int] = {}
+        for b in self.rows:
+            s, length = self.slot(b), self.seq_lens[b]
+            if s is None:
+                yield f"row {b}: slot {self.row_to_slot[b]} of {self.batch.max_slots}"
+                continue
+            if s in row_of:
+                yield f"row {b}: slot {s} stands in row {row_of[s]} too"
+            row_of[s] = b
+            used = -(-length // page_size) if length > 0 else pads["pad_seq_len"]
+            end = (length - 1) % page_size + 1 if length > 0 else pads["pad_seq_len"]
+            for name, got, expected in (
+                ("pages_per_seq", self.pages_per_seq[b], used),
+                ("last_page_len", self.last_page_len[b], end),
+                ("kv_indptr's part", self.kv_indptr[b + 1] - self.kv_indptr[b], used),
+            ):
+                if got != expected:
+                    yield (
+                        f"row {b}: {name} is {got}, seq_len {length} and page_size {page_size} "
+                        f"make {expected}"
+                    )
+            if not 0 <= self.cached_lens[b] <= max(length, 0):
+                yield f"row {b}: cached {self.cached_lens[b]}, seq_len {length}"
+            own = [pads["pad_page"] if page < 0 else page for page in self.pages[s][:used]]
+            for name in self.lists if length > 0 else ():
+                if (listed := self.listed(name, b)) != own:
+                    yield (
+                        f"row {b}: {name} has pages {show(listed, MOST_PAGES)}, slot {s} has "
+                        f"{show(own, MOST_PAGES)} (right only if the row is not staged yet)"
+                    )
+
+    def slot_faults(self) -> Iterator[str]:
+        """Yield what is wrong with the slots."""
+        batch, ledger_len = self.batch, self.batch.tokens.shape[1]
+        holders: dict[int, list[int]] = defaultdict(list)
+        for s in self.slots:
+            pages = self.pages[s]
+            if not 0 <= self.num_pages[s] <= batch.max_pages:
+                yield f"slot {s}: num_pages {self.num_pages[s]}, of at most {batch.max_pages}"
+            for page in pages:
+                holders[page].append(s)
+            if any(page < 0 for page in pages):
+                yield f"slot {s}: a negative id among its pages {show(pages, MOST_PAGES)}"
+            if batch._pads["pad_page"] in pages:
+                yield f"slot {s}: holds pad_page {batch._pads['pad_page']}"
+            known, committed, drafts = self.known[s], self.committed[s], self.num_drafts[s]
+            if not 0 <= committed <= known <= known + drafts <= ledger_len:
+                yield (
+                    f"slot {s}: committed {committed}, known {known}, drafts {drafts}: not in "
+                    f"order, or past the ledger's {ledger_len}"
+                )
+            held = self.written[s] if self.drafter else committed
+            if held > len(pages) * batch.page_size:
+                yield f"slot {s}: {held} tokens are in {len(pages)} pages of {batch.page_size}"
+        for page, slots in sorted(holders.items()):
+            if len(slots) > 1:
+                yield f"page {page}: in slots {show(slots)} (right only if none of them writes it)"
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        text = name in ("pages", "status")
+        table.add_column(name, justify="left" if text else "right", no_wrap=not text)
+    return table
+
+
+def _row_table(state: _State) -> Table:
+    counts = () if state.drafter else ("drafts", "accepted")
+    columns = ["row", "slot", "known", "cached", "query", "seq_len", *counts, "pages", "last page"]
+    table = _table(*columns, *(() if state.drafter else ("next",)))
+    for b in state.rows:
+        s = state.slot(b)
+        cells: list[object] = [
+            b,
+            state.row_to_slot[b],
+            "-" if s is None else state.known[s],
+            state.cached_lens[b],
+            state.cu_seqlens_q[b + 1] - state.cu_seqlens_q[b],
+            state.seq_lens[b],
+        ]
+        if not state.drafter:
+            cells += [state.num_draft_tokens[b], state.num_accepted[b]]
+        pages = next((state.listed(name, b) for name in state.lists), None)
+        cells += [show(pages, MOST_PAGES), state.last_page_len[b]]
+        if not state.drafter:
+            cells.append(state.next_tokens[b])
+        table.add_row(*map(str, cells))
+    return table
+
+
+def _slot_table(state: _State) -> Table:
+    from rich.text import Text
+
+    table = _table("slot", "known", "committed", "drafts", "written", "pages", "status")
+    for s in state.slots:
+        numbers = (s, state.known[s], state.committed[s], state.num_drafts[s], state.written[s])
+        table.add_row(
+            *map(str, numbers),
+            show(state.pages[s], MOST_PAGES),
+            Text(Status.words(state.status[s]), style="red" if state.status[s] else ""),
+        )
+    if state.status[-1]:
+        words = Text(Status.words(state.status[-1]), style="red")
+        table.add_row(*"-----", "rows without a slot", words)
+    return table
+
+
+def _unused(what: str, count: int, used: list[int]) -> list[Any]:
+    """Fold those that are not used into one line."""
+    from rich.text import Text
+
+    spans: list[list[int]] = []
+    for i in sorted(set(range(count)) - set(used)):
+        if spans and spans[-1][-1] == i - 1:
+            spans[-1] = [spans[-1][0], i]
+        else:
+            spans.append([i])
+    text = ", ".join("-".join(map(str, span)) for span in spans)
+    return [Text(f"unused {what}: {text}", style="dim")] if spans else []
