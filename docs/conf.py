@@ -26,13 +26,14 @@ autodoc_member_order = "bysource"
 napoleon_google_docstring = False
 napoleon_use_param = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]
 default_role = "code"
 maximum_signature_line_length = 88
 
 nitpicky = True
-# Types are words for a reader, and the errors are Python's own mostly: they lead nowhere.
-nitpick_ignore_regex = [("py:class", ".*"), ("py:exc", r"\w+")]
+# Types are words for a reader, the errors are Python's own mostly, and attributes stand with their
+# class: these lead nowhere.
+nitpick_ignore_regex = [("py:(class|attr)", ".*"), ("py:exc", r"\w+")]
 suppress_warnings = ["misc.highlighting_failure"]
 
 

@@ -538,7 +538,7 @@ class HostTwins:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the oldest unread set has come: `read` returns without waiting."""
+        """Whether the oldest unread set has come, so that `read` returns without waiting."""
         return bool(self._sets) and all(copy.is_ready for copy in self._sets[0].values())
 
     def read(self) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ class Model:
 
     @property
     def is_chat(self) -> bool:
-        """Whether the tokenizer has a chat template: the model answers rather than goes on."""
+        """Whether the tokenizer has a chat template, so that the model answers."""
         return bool(self.tokenizer.chat_template)
 
 

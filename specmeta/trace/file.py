@@ -166,7 +166,7 @@ class Trace:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests: how often a slot was assigned."""
+        """Number of requests, which is how often a slot was assigned."""
         return int(self["request"].max(initial=-1)) + 1
 
     @cached_property
@@ -257,6 +257,7 @@ class _Reader:
     def __init__(self, path: str) -> None:
         self._path = path
         self._line = 0
+        self._num_slots = 0
         self._note = ""
         self._counts: list[int] = []
         self._columns: dict[str, list[Ints]] = {name: [] for name in (*REQUIRED, *OPTIONAL)}
@@ -267,6 +268,7 @@ class _Reader:
     def read(self, lines: io.BufferedIOBase) -> Trace:
         records = self._parse(lines)
         header = self._header(next(records, None))
+        self._num_slots = header["num_slots"]
         for step, record in enumerate(records):
             self._step(step, record)
         if not self._counts:
@@ -356,8 +358,9 @@ class _Reader:
         if count is not None and len(values) != count:
             self._fail(name, f"expected {expected}, got {len(values)}")
         low = -1 if name in _MAY_BE_NONE else 0
-        if values and not low <= min(values) <= max(values) <= _MOST:
-            self._fail(name, f"expected integers from {low} to {_MOST}, got {_short(values)}")
+        high = self._num_slots - 1 if name == "slot" else _MOST
+        if values and not low <= min(values) <= max(values) <= high:
+            self._fail(name, f"expected integers from {low} to {high}, got {_short(values)}")
         return np.array(values, dtype=np.int64)
 
     def _ragged(self, name: str, lists: Any, count: int) -> None:
