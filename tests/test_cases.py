@@ -80,6 +80,13 @@ def test_a_saved_case_keeps_dtypes_and_gaps_and_other_files(tmp_path: Path) -> N
     assert args["seq_lens"].tolist() == [4, 3]
 
 
+def test_a_call_without_counts_is_saved(tmp_path: Path) -> None:
+    args = {"num_accepted": None, "seq_lens": torch.tensor([4]), "page_size": 4}
+    case = load_case(save_case(tmp_path, "advance", args, name="a", why="b"))
+    assert case.args["num_accepted"] is None
+    run_case(specmeta.advance, case)
+
+
 RIGHT = {"op": "advance", "args": {"seq_lens": [3], "page_size": 4}, "expect": {"seq_lens": [3]}}
 
 
