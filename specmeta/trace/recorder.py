@@ -66,10 +66,12 @@ class Recorder(observe.Observer):
         self._writer.close()
 
     def _begins_step(self, call: observe.Call) -> bool:
-        lengths = {"stage": "committed_lens", "advance": "seq_lens"}.get(call.operator)
-        if lengths is None or "limit_lens" in call.before:
+        if call.operator == "stage" and "limit_lens" not in call.before:
+            begins = "stage", call.addresses["committed_lens"]
+        elif call.operator == "advance":
+            begins = "advance", _table(call) or call.addresses["seq_lens"]
+        else:
             return False
-        begins = call.operator, _table(call) or call.addresses[lengths]
         if self._begins is None:
             self._begins = begins
         return begins == self._begins
@@ -134,15 +136,13 @@ class _Requests:
         self._are_told = True
         self._begin(slot)
 
-    def find(self, slot: int, cached_len: int) -> int:
-        """Return the request of a row."""
-        if slot < 0:
-            return -1
+    def find(self, slot: int, cached_len: int, length: int) -> int:
+        """Return the request of a row, -1 for a slot that nobody has."""
         # Where nobody tells of assignments, a slot that begins anew has another request.
         anew = not self._are_told and cached_len == 0 and self.by_slot.get(slot) in self.decoding
-        if slot not in self.by_slot or anew:
+        if slot >= 0 and length > 0 and (anew or slot not in self.by_slot):
             self._begin(slot)
-        return self.by_slot[slot]
+        return self.by_slot.get(slot, -1)
 
     def _begin(self, slot: int) -> None:
         self.by_slot[slot] = self._count
@@ -205,9 +205,9 @@ class _Step:
 
     def __init__(self, call: observe.Call, requests: _Requests) -> None:
         before, after = call.before, call.after
-        seq_lens = after.get("seq_lens_out", after.get("seq_lens"))
-        if seq_lens is None:
-            raise ValueError("a trace needs the seq_lens of stage")
+        if call.operator == "stage" and not {"seq_lens", "cu_seqlens_q"} <= after.keys():
+            raise ValueError("stage: a trace needs seq_lens and cu_seqlens_q")
+        seq_lens = after["seq_lens_out" if "seq_lens_out" in after else "seq_lens"]
         given = before.get("row_to_slot", torch.arange(len(seq_lens)))
         live = before.get("num_rows", call.values.get("num_rows", len(given)))
         self.count = count = max(0, min(int(live), len(given)))
@@ -215,10 +215,10 @@ class _Step:
         self._committed = call.addresses.get("committed_lens")
         self._status = call.addresses.get("status")
         self._requests = requests
-        # Row b owns the tokens begin[b] .. end[b] - 1.
+        lens = seq_lens[:count].tolist()
+        # Row b owns the tokens begin[b] .. end[b] - 1, without cu_seqlens_q token b.
         cu = after.get("cu_seqlens_q", before.get("cu_seqlens_q", torch.arange(count + 1)))
         begin, self._end = cu[:count].tolist(), cu[1 : count + 1].tolist()
-        lens = seq_lens[:count].tolist()
         # The tokens of a row that was emptied are padding.
         query = [e - b if n else 0 for b, e, n in zip(begin, self._end, lens, strict=True)]
         page_size = call.values["page_size"]
@@ -238,13 +238,16 @@ class _Step:
             ],
             "status": [0] * count,
         }
-        pairs = zip(columns["slot"], columns["cached_len"], strict=True)
-        columns["request"] = [requests.find(slot, cached) for slot, cached in pairs]
         self.columns = columns
-        if call.operator == "stage":
-            self._read_drafts(after)
-        else:
+        if call.operator == "advance":
+            columns["staged_len"] = before["seq_lens"][:count].tolist()
+        lens = columns.get("staged_len", lens)
+        rows = zip(columns["slot"], columns["cached_len"], lens, strict=True)
+        columns["request"] = [requests.find(*row) for row in rows]
+        if call.operator == "advance":
             self._read_counts(call)
+        else:
+            self._read_drafts(after)
         self.read_status(call)
 
     def _read_drafts(self, after: dict[str, Tensor]) -> None:
@@ -263,7 +266,6 @@ class _Step:
     def _read_counts(self, call: observe.Call) -> None:
         """Read what `advance` was given: the outcome of the pass before."""
         columns = self.columns
-        columns["staged_len"] = call.before["seq_lens"][: self.count].tolist()
         if "num_accepted" not in call.before:
             return
         counts, bias = call.before["num_accepted"].tolist(), call.values.get("position_bias", 0)
@@ -297,6 +299,9 @@ class _Step:
         elif "num_rejected" in after:
             rejected = after["num_rejected"][: self.count].tolist()
             accepted = [d - r for d, r in zip(drafts, rejected, strict=True)]
+        elif "accepted_tokens" in after:
+            ids = after["accepted_tokens"][: self.count]
+            accepted = ((ids >= 0).sum(1) - 1).clamp(0).tolist()
         else:
             return
         columns["accepted"] = accepted
