@@ -44,7 +44,7 @@ def examples(page: Path) -> Iterator[tuple[int, str, str]]:
 @pytest.mark.parametrize(
     "page",
     [p for p in PAGES if p.name not in TESTED_ELSEWHERE and any(examples(p))],
-    ids=lambda page: page.name,
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A page's examples run one after another, in one namespace."""
@@ -76,7 +76,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
         if ":" in target:
@@ -88,13 +88,13 @@ def test_links(page: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page: Path) -> None:
     for name in re.findall(r"`((?:specmeta|tests|csrc|tools|docs)/[^`<> ]+)`", prose(page)):
         assert any(ROOT.glob(name)), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a page says to type has a target, a command and options of these names."""
     makefile = (ROOT / "Makefile").read_text()
