@@ -97,13 +97,13 @@ def inspect(batch: BatchMetadata) -> BatchTable:
     >>> batch.stage()
     >>> specmeta.inspect(batch)
     BatchMetadata on cpu: rows 1 of 1, slots 1 of 2, tokens 4, page_size 4, max_seq_len 8, drafts 1
-    row   slot   known   cached   query   seq_len   drafts   accepted   pages   last page   next
-    ────────────────────────────────────────────────────────────────────────────────────────────
-      0      1       3        0       3         3        0          0   3               3      0
+    row  slot  known  cached  query  seq_len  drafts  accepted  pages   last page  next
+    ───────────────────────────────────────────────────────────────────────────────────
+      0     1      3       0      3        3       0         0  3               3     0
     <BLANKLINE>
-    slot   known   committed   drafts   written   pages   status
-    ────────────────────────────────────────────────────────────
-       1       3           0        0         0   3 4     -
+    slot  known  committed  drafts  written  pages   status
+    ───────────────────────────────────────────────────────
+       1      3          0       0        0  3 4     -
     unused slots: 0
     """
     try:
@@ -199,15 +199,19 @@ class _State:
         s = self.row_to_slot[b]
         return s if 0 <= s < self.batch.max_slots else None
 
+    def used(self, b: int) -> int:
+        """Return how many pages the length of a row makes it use."""
+        return -(-max(self.seq_lens[b], 0) // self.batch.page_size)
+
     def listed(self, name: str, b: int) -> list[int]:
         """Return the page ids that `kv_indices` or `block_table` has for a row."""
         if name == "kv_indices":
             return list(self.lists[name][max(self.kv_indptr[b], 0) : max(self.kv_indptr[b + 1], 0)])
-        return list(self.lists[name][b][: max(self.pages_per_seq[b], 0)])
+        return list(self.lists[name][b][: self.used(b)])
 
     def row_faults(self) -> Iterator[str]:
         """Yield what is wrong with the rows."""
-        page_size, pads = self.batch.page_size, self.batch._pads
+        page_size, pad_page = self.batch.page_size, self.batch._pads["pad_page"]
         row_of: dict[int, int] = {}
         for b in self.rows:
             s, length = self.slot(b), self.seq_lens[b]
@@ -217,8 +221,12 @@ class _State:
             if s in row_of:
                 yield f"row {b}: slot {s} stands in row {row_of[s]} too"
             row_of[s] = b
-            used = -(-length // page_size) if length > 0 else pads["pad_seq_len"]
-            end = (length - 1) % page_size + 1 if length > 0 else pads["pad_seq_len"]
+            if length < 0 or not 0 <= self.cached_lens[b] <= length:
+                yield f"row {b}: cached {self.cached_lens[b]}, seq_len {length}"
+            if length <= 0:
+                continue
+            used = self.used(b)
+            end = (length - 1) % page_size + 1
             for name, got, expected in (
                 ("pages_per_seq", self.pages_per_seq[b], used),
                 ("last_page_len", self.last_page_len[b], end),
@@ -229,10 +237,8 @@ class _State:
                         f"row {b}: {name} is {got}, seq_len {length} and page_size {page_size} "
                         f"make {expected}"
                     )
-            if not 0 <= self.cached_lens[b] <= max(length, 0):
-                yield f"row {b}: cached {self.cached_lens[b]}, seq_len {length}"
-            own = [pads["pad_page"] if page < 0 else page for page in self.pages[s][:used]]
-            for name in self.lists if length > 0 else ():
+            own = [pad_page if page < 0 else page for page in self.pages[s][:used]]
+            for name in self.lists:
                 if (listed := self.listed(name, b)) != own:
                     yield (
                         f"row {b}: {name} has pages {show(listed, MOST_PAGES)}, slot {s} has "
@@ -271,10 +277,13 @@ def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    # Narrow enough for a terminal of 80 columns.
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        text = name in ("pages", "status")
-        table.add_column(name, justify="left" if text else "right", no_wrap=not text)
+        if name in ("pages", "status"):
+            table.add_column(name, min_width=6)
+        else:
+            table.add_column(name, justify="right", no_wrap=" " not in name)
     return table
 
 
