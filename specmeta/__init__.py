@@ -23,6 +23,7 @@ __all__ = [
     "draft_step",
     "get_include",
     "get_library",
+    "inspect",
     "keep_last",
     "locate_sampled",
     "map_slots",
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 try:
     from specmeta.batch import BatchMetadata
+    from specmeta.display import inspect
     from specmeta.ops import (
         accept_greedy,
         accept_sampled,
