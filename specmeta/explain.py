@@ -36,6 +36,7 @@ __all__ = ["Difference", "Explanation", "explain", "main"]
 MOST_ROWS = 16  # that are shown where nobody asks for some
 ROWS_A_TABLE = 6
 MOST_IN_CELL = 6
+MOST_DIFFERENCES = 1000  # elements of a tensor whose rows are looked for
 PIPED_WIDTH = 200
 
 
@@ -153,8 +154,8 @@ def explain(case: Case) -> Explanation:
         notes,
         results,
         rows,
-        _compare(expected, plain, rows, differing),
-        _compare(expected, built, rows, differing),
+        _compare(case, expected, plain, rows, differing),
+        _compare(case, expected, built, rows, differing),
         differing,
     )
 
@@ -165,21 +166,27 @@ def _poisoned_like(tensor: Tensor) -> Tensor:
 
 
 def _compare(
-    expected: dict[str, Tensor], got: dict[str, Tensor], rows: Rows, differing: set[int]
+    case: Case,
+    expected: dict[str, Tensor],
+    got: dict[str, Tensor],
+    rows: Rows,
+    differing: set[int],
 ) -> Difference | None:
     """Return the first difference, and add the rows of all."""
     first = None
     count = 0
     for name, want in expected.items():
-        for index in (want != got[name]).nonzero().tolist():
-            row, _ = rows.place(name, tuple(index))
+        places = (want != got[name]).nonzero()
+        count += len(places)
+        for index in map(tuple, places[:MOST_DIFFERENCES].tolist()):
+            row, _ = rows.place(name, index)
+            if case.operator == "draft_lists" and name == "slot_mapping":
+                row = index[0] // case.args["num_steps"]
             if row is not None:
                 differing.add(row)
-            count += 1
             if first is None:
-                place = tuple(index)
                 field = f"{name}[{', '.join(map(str, index))}]"
-                first = (field, row, int(want[place]), int(got[name][place]))
+                first = (field, row, int(want[index]), int(got[name][index]))
     return None if first is None else Difference(*first, more=count - 1)
 
 
@@ -285,7 +292,10 @@ def _cell(explanation: Explanation, name: str, tensor: Tensor, b: int) -> str | 
         value = "-" if slot is None else tensor[slot].tolist()
     elif argument.shape == "T" and case.operator == "draft_lists":
         value = tensor.view(-1, case.args["num_steps"])[b].tolist()
-    elif argument.shape in ("T", "U") and (spans := explanation.rows.tokens):
+    elif argument.shape in ("T", "U"):
+        if case.operator == "stage" and "cu_seqlens_q" not in explanation.results:
+            return None  # nothing says which are its own
+        spans = explanation.rows.tokens
         own = spans[b] if b < len(spans) else range(0)
         value = tensor[max(own.start, 0) : max(own.stop, 0)].tolist()
     else:

@@ -678,6 +678,19 @@ def test_what_differs(
     assert out.endswith("operator: seq_lens[0] (row 0): expected 18, got 19\n")
 
 
+def test_the_row_of_a_slot_of_draft_lists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = {"seq_lens": [1, 2, 3], "page_size": 4, "num_steps": 2, "page_table": [[5], [9], [2]]}
+    file = tmp_path / "case.json"
+    expect = {"slot_mapping": [21, 22, 38, 39, 11, 7]}
+    file.write_text(json.dumps({"op": "draft_lists", "args": args, "expect": expect}))
+    code, out, _ = run(capsys, str(file))
+    assert code == 1
+    assert "operator: slot_mapping[5] (row 2): expected 7, got -1\n" in out
+    assert re.search(r"^slot_mapping +21 22 +38 39 +11 -1", out, re.MULTILINE)
+
+
 def many_rows(tmp_path: Path, rows: int) -> Path:
     lengths = [8] * rows
     lengths[rows - 2] = -3
