@@ -146,7 +146,7 @@ function invalidate() {
     drawPages();
     // Thousands of cells of a table would hold the slider up.
     clearTimeout(tableTimer);
-    tableTimer = setTimeout(showTable, 60);
+    tableTimer = setTimeout(showTable, 120);
   });
 }
 
@@ -464,8 +464,8 @@ function history(page, most = 6) {
     const request = data.event_request[items[i]];
     words.push(`${data.event_step[items[i]]} ${request < 0 ? "free" : `request ${request}`}`);
   }
-  const more = begin + most < first[page + 1] ? ", …" : "";
-  return `Page ${page}, from step: ${begin > first[page] ? "…, " : ""}${words.join(", ")}${more}.`;
+  const more = begin + most < first[page + 1] ? ", …" : ".";
+  return `Page ${page}, from step: ${begin > first[page] ? "…, " : ""}${words.join(", ")}${more}`;
 }
 
 // --- Numbers: the tip under the pointer, and the table.
@@ -632,8 +632,8 @@ function findPage(page, again) {
   const { first, items } = index.page;
   if (page >= numPages || first[page] === first[page + 1]) return say(`No request had page ${page}.`);
   const own = Array.from(items.subarray(first[page], first[page + 1]), (event) => data.event_step[event]);
-  choose(-1, page);
   if (again || pageAt(page, state.step).request < 0) goTo(own.find((step) => step > state.step) ?? own[0]);
+  choose(pageAt(page, state.step).request, page);
   say(history(page));
 }
 

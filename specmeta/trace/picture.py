@@ -81,7 +81,7 @@ def _draw_rows(trace: Trace, steps: Ints) -> NDArray[np.float64]:
         colours[drafts <= 0] = to_rgb(TOKEN)
         colours[trace["prompt_len"][rows] > 0] = to_rgb(PROMPT)
         colours[trace["query_len"][rows] == 0] = 1
-        colours[trace["status"][rows] > 0] = to_rgb(FAULT)
+        colours[trace.new_faults[rows] > 0] = to_rgb(FAULT)
         image[trace["slot"][rows], column] = colours
     return image
 
@@ -139,6 +139,7 @@ def _plot_acceptance(ax: Any, trace: Trace, stride: int) -> None:
         at = np.flatnonzero(counts)
         ax.plot(at, np.full(len(at), y), "|", color=colour, markersize=5, label=name)
     ax.set_ylim(-0.24, 1.05)
+    ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
     ax.set_ylabel("share")
     ax.grid(alpha=0.3)
     ax.legend(**_BESIDE)
