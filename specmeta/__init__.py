@@ -18,6 +18,7 @@ __all__ = [
     "accept_greedy",
     "accept_sampled",
     "advance",
+    "check",
     "count_sampled",
     "draft_lists",
     "draft_step",
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 
 try:
     from specmeta.batch import BatchMetadata
+    from specmeta.checking import check, check_process
     from specmeta.display import inspect
     from specmeta.ops import (
         accept_greedy,
@@ -58,6 +60,8 @@ except ImportError as error:
         if name in __all__:
             raise _error
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+else:
+    check_process()
 
 
 def get_include() -> str:

@@ -589,7 +589,7 @@ class BatchMetadata:
 
     def _give_back(self, pages: list[int]) -> None:
         """Tell observers of pages that a slot gave up, but for those that another one holds."""
-        if observe.active():
+        if pages and observe.active():
             held = {page for pages_of in self._pages_of for page in pages_of or []}
             observe.pages_given_back(self.page_table, [p for p in pages if p not in held])
 

@@ -29,6 +29,7 @@ advance tensor([33]) tensor([35])
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -40,6 +41,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from specmeta import _library
 
@@ -76,7 +78,7 @@ class Call:
     after : dict
         The same for those that it may write, as it left them.
     addresses : dict
-        By name, where the tensor itself lies: the same buffer has the same address.
+        By name, which memory the tensor is: a number that no other memory has ever had.
     """
 
     operator: str
@@ -89,8 +91,8 @@ class Call:
 class Observer:
     """What an observer is told, in order, on a thread of its own. The base class ignores it.
 
-    ``table`` is the address of the tensor that holds the page ids (``page_table`` or
-    ``alloc_pages``): pages of two tables have nothing to do with each other.
+    ``table`` is the address (as in :attr:`Call.addresses`) of the tensor that holds the page ids,
+    ``page_table`` or ``alloc_pages``: pages of two tables have nothing to do with each other.
     """
 
     def called(self, call: Call) -> None:
@@ -201,8 +203,27 @@ def pages_given_back(pages: Tensor, ids: Sequence[int]) -> None:
 
 def _tell(tell: Callable[[Observer, int], None], pages: Tensor) -> None:
     if active():
-        table = pages.data_ptr()
+        table = _address(pages)
         _put(lambda: _each(lambda observer: tell(observer, table)))
+
+
+# By storage: a reference that does not keep it, and its number. Freed memory is used again, so an
+# address alone would take one tensor for another.
+_storages: dict[int, tuple[StorageWeakRef, int]] = {}
+_numbers = itertools.count(1)
+
+
+def _address(tensor: Tensor) -> int:
+    reference = StorageWeakRef(tensor.untyped_storage())
+    with _lock:
+        known, number = _storages.get(reference.cdata, (reference, 0))
+        if number == 0 or known.expired():
+            number = next(_numbers)
+            _storages[reference.cdata] = (reference, number)
+            if number % 1024 == 0:
+                for key in [key for key, (old, _) in _storages.items() if old.expired()]:
+                    del _storages[key]
+    return (number << 48) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 # --- The observers' thread.
@@ -303,7 +324,7 @@ class _Copies:
         self.values = {name: value for name, value in given.items() if name not in tensors}
         if "num_rows_int" in self.values:
             self.values["num_rows"] = self.values.pop("num_rows_int")
-        self.addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        self.addresses = {name: _address(tensor) for name, tensor in tensors.items()}
         self.on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         self.in_graph = self.on_gpu and torch.cuda.is_current_stream_capturing()
         self.before: dict[str, Tensor] = {}

@@ -1,0 +1,324 @@
+"""What must hold from one call of an operator to the next, for check mode."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
+
+from specmeta.cases import arguments_of
+from specmeta.observe import Call
+
+__all__ = ["History", "Rows", "Wrong"]
+
+_Request = tuple[int, int]  # a slot, and which of its requests
+_Written = tuple[_Request, int]  # and in which step
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An element, what it should be and what it is, and whose it is."""
+
+    field: str
+    expected: str
+    got: str
+    row: int | None = None
+    slot: int | None = None
+
+
+class Rows:
+    """The live rows of a call, once it's done.
+
+    Attributes
+    ----------
+    live : range
+    slot : list of int or None
+        By row; None where the row has none.
+    tokens : list of range
+        By row, its query tokens.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        tensors = call.before | call.after
+        self.arguments = arguments_of(call.operator)
+        size = next(
+            (
+                tensor.shape[-1] - self.arguments[name].shape.endswith("+1")
+                for name, tensor in tensors.items()
+                if self.arguments[name].shape.split(",")[-1] in ("B", "B+1")
+            ),
+            0,
+        )
+        given = tensors.get("num_rows", call.values.get("num_rows", size))
+        self.live = range(max(0, min(int(given), size)))
+        slots = tensors.get("row_to_slot")
+        self.slot: list[int | None] = [
+            b if slots is None else s if (s := int(slots[b])) >= 0 else None for b in self.live
+        ]
+        cu = (
+            [*range(size + 1)]
+            if "cu_seqlens_q" not in tensors
+            else tensors["cu_seqlens_q"].tolist()
+        )
+        self.tokens = [range(cu[b], max(cu[b], cu[b + 1])) for b in self.live]
+
+    def place(self, name: str, index: tuple[int, ...]) -> tuple[int | None, int | None]:
+        """Return the row and the slot that an element belongs to."""
+        row = slot = None
+        for dim, i in zip(self.arguments[name].shape.split(","), index, strict=True):
+            if dim in ("B", "B+1"):
+                row = max(i - (dim == "B+1"), 0)
+            elif dim == "S" or (dim == "Z" and "row_to_slot" in self.call.before):
+                slot = i
+            elif dim == "Z":
+                row = i
+            elif dim in ("T", "U"):
+                row = next((b for b in self.live if i in self.tokens[b]), None)
+            elif dim == "C" and "kv_indptr" in self.call.after:
+                indptr = self.call.after["kv_indptr"].flatten().tolist()
+                row = next((b for b in self.live if indptr[b] <= i < indptr[b + 1]), None)
+        if slot is None and row is not None and row in self.live:
+            slot = self.slot[row]
+        elif row is None and slot in self.slot:
+            row = self.slot.index(slot)
+        return row, slot
+
+
+class Requests:
+    """The requests whose pages stand in one table.
+
+    Attributes
+    ----------
+    given_back : set of int
+        Pages that nobody holds.
+    told : bool
+        Whether somebody tells which slots have new requests. Where nobody does, other pages and a
+        start at 0 do.
+    """
+
+    def __init__(self) -> None:
+        self.given_back: set[int] = set()
+        self.told = False
+        self._number: dict[int, int] = defaultdict(int)
+        self._pages: dict[int, list[int]] = {}
+        # By page who wrote it last, and when; by request what it last found there.
+        self._writer: dict[int, _Written] = {}
+        self._found: dict[_Request, dict[int, _Written | None]] = defaultdict(dict)
+        self._end: dict[_Request, int] = {}
+
+    def request(self, slot: int) -> _Request:
+        """Return the request that has a slot."""
+        return slot, self._number[slot]
+
+    def assigned(self, slot: int) -> None:
+        """Take that a slot has a new request."""
+        self.told = True
+        self._begin(slot)
+
+    def _begin(self, slot: int) -> None:
+        self._found.pop(self.request(slot), None)
+        self._end.pop(self.request(slot), None)
+        self._number[slot] += 1
+
+    def hold(self, slot: int, pages: list[int], start: int) -> None:
+        """Take which pages a slot uses now, and the cache index at which its tokens begin."""
+        before = self._pages.get(slot, [])
+        # A request's pages come and go at their end.
+        others = any(old != new for old, new in zip(before, pages, strict=False))
+        if not self.told and (others or start == 0):
+            self._begin(slot)
+        self.given_back -= set(pages) - set(before)
+        for page in set(before) - set(pages):
+            self._found[self.request(slot)].pop(page, None)
+        self._pages[slot] = pages
+
+    def use(self, slot: int, pages: list[int], written: set[int], step: int) -> Wrong | None:
+        """Take that a request reads all of these pages, and writes some of them."""
+        me = self.request(slot)
+        found = self._found[me]
+        wrong = None
+        for page in pages:
+            writer = (me, step) if page in written else self._writer.get(page)
+            if page in self.given_back:
+                wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "given back")
+            elif page not in written and page in found and found[page] != writer and writer:
+                (other, _), when = writer
+                expected = "what the request left there"
+                got = f"what slot {other} wrote in step {when}"
+                wrong = wrong or Wrong(f"page {page}", expected, got)
+            found[page] = writer
+            if writer is not None:
+                self._writer[page] = writer
+        return wrong
+
+    def reach(self, slot: int, start: int, end: int) -> int | None:
+        """Take that a request's tokens from `start` to `end` are written.
+
+        Return where it ended before, if `start` is behind that.
+        """
+        me = self.request(slot)
+        before = self._end.get(me, start)
+        self._end[me] = max(before, end)
+        return before if start > before else None
+
+
+class History:
+    """What earlier calls left."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, Requests] = defaultdict(Requests)
+        # By the address of the lengths: what an operation that owns them left there.
+        self._lens: dict[int, tuple[list[int], str]] = {}
+        # By the address of `committed_lens` and slot: what accept_* left, and whose it was.
+        self._committed: dict[int, dict[int, int]] = defaultdict(dict)
+        self._staged: dict[int, dict[int, _Request]] = defaultdict(dict)
+
+    def of(self, table: int) -> Requests:
+        """Return the requests whose pages stand in the table at this address."""
+        return self._tables[table]
+
+    def wrong(self, call: Call, rows: Rows, step: int) -> Wrong | None:
+        """Return what doesn't fit to the calls before, if anything, and take this one in."""
+        found = [
+            *_repeated_slots(call, rows),
+            *self._moved_lens(call, rows),
+            *self._pages(call, rows, step),
+            *_broken_positions(call, rows),
+        ]
+        self._commit(call, rows)
+        return found[0] if found else None
+
+    def _moved_lens(self, call: Call, rows: Rows) -> Iterator[Wrong]:
+        """Find lengths other than those for which their operation listed the pages."""
+        address = call.addresses.get("seq_lens")
+        if address is None:
+            return
+        if call.operator in ("accept_greedy", "accept_sampled", "draft_step", "draft_lists"):
+            left, by = self._lens.get(address, ([], ""))
+            now = call.before["seq_lens"].tolist()
+            for b in rows.live:
+                if b < len(left) and now[b] != left[b]:
+                    expected = f"{left[b]}, for which {by} listed the pages"
+                    yield Wrong(f"seq_lens[{b}]", expected, f"{now[b]}", b, rows.slot[b])
+        if "seq_lens" in call.after:
+            self._lens.pop(address, None)
+            if call.operator in ("stage", "draft_step"):
+                self._lens[address] = (call.after["seq_lens"].tolist(), call.operator)
+
+    def _commit(self, call: Call, rows: Rows) -> None:
+        if call.operator.startswith("accept") and "committed_lens" in call.after:
+            committed = self._committed[call.addresses["committed_lens"]]
+            for slot in rows.slot:
+                if slot is not None and slot < len(call.after["committed_lens"]):
+                    committed[slot] = int(call.after["committed_lens"][slot])
+
+    def _pages(self, call: Call, rows: Rows, step: int) -> Iterator[Wrong]:
+        """Find pages that are not the request's own, and tokens that do not follow its others."""
+        if call.operator not in ("stage", "advance", "draft_step"):
+            return
+        allocation = _Allocation(call)
+        requests = self._tables[allocation.table]
+        tensors = call.before | call.after
+        lens = tensors.get("seq_lens_out", tensors.get("seq_lens"))
+        if lens is None:
+            return
+        ends = lens.tolist()
+        of_row = {}
+        writer: dict[int, int] = {}
+        for b in rows.live:
+            slot = rows.slot[b]
+            if slot is not None and ends[b] > 0:
+                start = ends[b] - len(rows.tokens[b])
+                pages = allocation.pages(slot)
+                written = allocation.written(pages, rows.tokens[b], start, ends[b])
+                writer.update(dict.fromkeys(written, slot))
+                of_row[b] = (slot, pages, written, start)
+        for b, (slot, pages, written, start) in of_row.items():
+            used = pages[: -(-ends[b] // allocation.page_size)]
+            requests.hold(slot, used, start)
+            for page in used:
+                if writer.get(page, slot) != slot:
+                    got = f"written by slot {writer[page]} in the same call"
+                    yield Wrong(f"page {page}", "one request's", got, b, slot)
+            wrong = requests.use(slot, used, written, step)
+            if wrong is not None:
+                yield replace(wrong, row=b, slot=slot)
+            if requests.told or call.operator == "stage":
+                yield from self._continuation(call, requests, b, slot, start, ends[b])
+
+    def _continuation(
+        self, call: Call, requests: Requests, row: int, slot: int, start: int, end: int
+    ) -> Iterator[Wrong]:
+        before = requests.reach(slot, start, end)
+        if before is not None:
+            expected = f"at most {before}, where the request's tokens ended"
+            yield Wrong(f"cached_lens[{row}]", expected, f"{start}", row, slot)
+        if call.operator == "stage" and "limit_lens" not in call.before:
+            address = call.addresses["committed_lens"]
+            left = self._committed[address].get(slot, start)
+            same = self._staged[address].get(slot) == requests.request(slot)
+            if same and start != left:
+                expected = f"{left}, as accept_* left it"
+                yield Wrong(f"committed_lens[{slot}]", expected, f"{start}", row, slot)
+            self._staged[address][slot] = requests.request(slot)
+
+
+class _Allocation:
+    """The pages that the host reserved, as a call found them."""
+
+    def __init__(self, call: Call) -> None:
+        self.page_size = int(call.values["page_size"])
+        self._pad_slot = int(call.values.get("pad_slot", -1))
+        self._call = call
+        self.table = call.addresses.get("page_table", call.addresses.get("alloc_pages", 0))
+
+    def pages(self, slot: int) -> list[int]:
+        before = self._call.before
+        if "alloc_pages" in before:
+            first, end = before["alloc_indptr"][slot : slot + 2].tolist()
+            return [page for page in before["alloc_pages"][first:end].tolist() if page >= 0]
+        if "page_table" not in before:
+            return []
+        pages = before["page_table"][slot].tolist()
+        if "num_pages" in before:
+            return [page for page in pages[: int(before["num_pages"][slot])] if page >= 0]
+        return [*takewhile(lambda page: page >= 0, pages)]
+
+    def written(self, pages: list[int], tokens: range, start: int, end: int) -> set[int]:
+        """Return the pages that the row's query tokens are written to."""
+        slots = self._call.after.get("slot_mapping")
+        if slots is None:
+            return {*pages[max(start, 0) // self.page_size : -(-end // self.page_size)]}
+        places = slots[tokens.start : tokens.stop].tolist()
+        return {place // self.page_size for place in places if place != self._pad_slot}
+
+
+def _repeated_slots(call: Call, rows: Rows) -> Iterator[Wrong]:
+    """Find rows that write the state of the same slot."""
+    state = [name for name in call.after if rows.arguments[name].shape.startswith("S")]
+    if state or call.operator == "stage":
+        first: dict[int, int] = {}
+        for b in rows.live:
+            slot = rows.slot[b]
+            if slot is not None and first.setdefault(slot, b) != b:
+                got = f"{slot}, which is row {first[slot]}'s"
+                yield Wrong(f"row_to_slot[{b}]", "a slot of its own", got, b, slot)
+
+
+def _broken_positions(call: Call, rows: Rows) -> Iterator[Wrong]:
+    """Find positions of a row that do not follow each other, up to the last that there is."""
+    name = "position_ids_out" if "position_ids_out" in call.after else "position_ids"
+    if call.operator != "advance" or name not in call.after:
+        return
+    positions = call.after[name].tolist()
+    last = int(call.values.get("max_seq_len", 2**31 - 1)) - 1
+    lens = call.after.get("seq_lens_out", call.after.get("seq_lens"))
+    for b in rows.live:
+        if lens is None or int(lens[b]) > 0:
+            for one, other in pairwise(rows.tokens[b]):
+                if positions[other] != min(positions[one] + 1, last):
+                    expected = f"{positions[one] + 1}, behind {name}[{one}]"
+                    got = f"{positions[other]}"
+                    yield Wrong(f"{name}[{other}]", expected, got, b, rows.slot[b])

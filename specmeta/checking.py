@@ -1,0 +1,227 @@
+"""Check mode: every call against the reference, and what must hold from one call to the next.
+
+``SPECMETA_CHECK=1`` in the environment, or ``with specmeta.check():`` around the loop. Each call's
+tensors are copied before and after it (:mod:`specmeta.observe`), and a thread compares them with
+:mod:`specmeta.reference`; the call itself is not changed. The first difference is reported once,
+with the call's inputs in a case file.
+
+What must hold between calls, whoever writes the tensors there:
+
+- a slot stands in one live row of ``stage``, and of what writes the slots' state;
+- no request writes a page that another one uses, and finds its own pages as it left them. Pages
+  may be shared as long as nobody writes them;
+- no page is used after it was given back, until a slot has it again;
+- lengths that ``stage`` and ``draft_step`` left are still those for which they listed pages;
+- the positions of a row's tokens are consecutive;
+- a request goes on where ``accept_*`` committed it, and never behind the end of its tokens.
+
+Which pages were given back, and that a slot has a new request, the host must tell.
+:class:`specmeta.BatchMetadata` does; an engine with tables of its own calls
+:func:`specmeta.observe.pages_given_back` and :func:`specmeta.observe.assigned`. Where nobody tells,
+other pages or a start at 0 mean a new request, and the last rule holds for ``stage`` only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specmeta import observe, reference
+from specmeta._history import History, Rows, Wrong
+from specmeta.cases import save_case
+from specmeta.observe import Call
+
+__all__ = ["CheckError", "Checker", "Finding", "check"]
+
+_log = logging.getLogger("specmeta")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was wrong.
+
+    Attributes
+    ----------
+    step : int
+        The how many-th call, with live rows, of this operation that writes the same tensors and
+        has the same numbers.
+    operator : str
+    wrong : Wrong
+        ``field`` (an element, such as ``slot_mapping[5]``), ``expected``, ``got``, and ``row`` and
+        ``slot`` where it belongs to one.
+    path : Path
+        The call's inputs, as a case file.
+    """
+
+    step: int
+    operator: str
+    wrong: Wrong
+    path: Path
+
+    def __str__(self) -> str:
+        """Return all of it as one sentence."""
+        wrong = self.wrong
+        places = (("row", wrong.row), ("slot", wrong.slot))
+        of = ", ".join(f"{name} {number}" for name, number in places if number is not None)
+        return (
+            f"specmeta check: step {self.step}, {self.operator}: {wrong.field}"
+            f"{f' ({of})' if of else ''}: expected {wrong.expected}, got {wrong.got}. "
+            f"`specmeta explain {self.path}` tells more"
+        )
+
+
+class CheckError(AssertionError):
+    """Check mode found something; ``finding`` says what."""
+
+    def __init__(self, finding: Finding, more: int) -> None:
+        super().__init__(f"{finding}" + f" ({more} more calls were wrong)" * (more > 0))
+        self.finding = finding
+
+
+@contextmanager
+def check(directory: str | Path = "cases") -> Iterator[Checker]:
+    """Compare every call made inside with the reference.
+
+    Calls are copied, and compared on another thread; at the end all of them have been. The first
+    difference is logged at once, as an error of the logger ``specmeta``.
+
+    Parameters
+    ----------
+    directory
+        Where the case file of a difference goes.
+
+    Yields
+    ------
+    Checker
+
+    Raises
+    ------
+    CheckError
+        At the end, if there was a difference.
+
+    Examples
+    --------
+    >>> with specmeta.check() as checker:
+    ...     specmeta.advance(torch.tensor([2]), torch.tensor([33]), page_size=32)
+    >>> checker.calls
+    1
+    """
+    checker = Checker(directory)
+    observe.add(checker)
+    try:
+        yield checker
+    finally:
+        observe.remove(checker)
+    if checker.finding is not None:
+        raise CheckError(checker.finding, checker.more)
+
+
+def check_process() -> None:
+    """Check the whole process where ``SPECMETA_CHECK`` is 1, and say at its end what came out."""
+    wanted = os.environ.get("SPECMETA_CHECK", "0")
+    if wanted not in ("0", "1"):
+        raise ValueError(f"SPECMETA_CHECK: expected 0 or 1, got {wanted!r}")
+    if wanted == "0":
+        return
+    checker = Checker()
+    observe.add(checker)
+
+    def end() -> None:
+        observe.remove(checker)
+        wrong = checker.more + (checker.finding is not None)
+        print(
+            f"specmeta check: {checker.calls} calls, {wrong} wrong",
+            file=sys.stderr,
+        )
+
+    atexit.register(end)
+
+
+class Checker(observe.Observer):
+    """Compares calls with the reference.
+
+    Attributes
+    ----------
+    calls : int
+        So many have been compared.
+    finding : Finding or None
+        The first difference.
+    more : int
+        Calls that were wrong after it.
+    """
+
+    def __init__(self, directory: str | Path = "cases") -> None:
+        self.calls = self.more = 0
+        self.finding: Finding | None = None
+        self._directory = directory
+        self._step: dict[Any, int] = defaultdict(int)
+        self._history = History()
+
+    def called(self, call: Call) -> None:
+        """Compare a call with the reference, and with the calls before."""
+        rows = Rows(call)
+        written = ((name, call.addresses[name]) for name in call.after)
+        place = (call.operator, (*written, *call.values.items()))
+        self._step[place] += bool(rows.live)
+        step = self._step[place]
+        self.calls += 1
+        # Both are asked: the history goes on from what this call left.
+        wrong = [_difference(call, rows), self._history.wrong(call, rows, step)]
+        first = next((one for one in wrong if one is not None), None)
+        if first is None:
+            return
+        if self.finding is not None:
+            self.more += 1
+            return
+        why = f"step {step}: {first.field}: expected {first.expected}, got {first.got}"
+        path = save_case(
+            self._directory,
+            call.operator,
+            call.before | call.values,
+            name=f"check_{call.operator}_step_{step}",
+            why=why,
+        )
+        self.finding = Finding(step, call.operator, first, path)
+        _log.error("%s", self.finding)
+
+    def assigned(self, table: int, slot: int) -> None:
+        """Forget the request before."""
+        self._history.of(table).assigned(slot)
+
+    def pages_added(self, table: int, slot: int, pages: list[int]) -> None:
+        """Take that these may be used."""
+        self._history.of(table).given_back -= set(pages)
+
+    def pages_given_back(self, table: int, pages: list[int]) -> None:
+        """Take that nobody may use these."""
+        self._history.of(table).given_back |= set(pages)
+
+
+def _difference(call: Call, rows: Rows) -> Wrong | None:
+    """Compare what a call left with what the reference makes of the same."""
+    want = {name: tensor.clone() for name, tensor in call.before.items()}
+    if call.operator == "advance":
+        want.setdefault("num_accepted", None)  # type: ignore[arg-type]
+    getattr(reference, call.operator)(**want, **call.values)
+    for name, got in call.after.items():
+        if not torch.equal(got, want[name]):
+            index = tuple((got != want[name]).nonzero()[0].tolist())
+            row, slot = rows.place(name, index)
+            return Wrong(
+                f"{name}[{', '.join(map(str, index))}]",
+                str(want[name][index].item()),
+                str(got[index].item()),
+                row,
+                slot,
+            )
+    return None

@@ -1,0 +1,317 @@
+"""Check mode finds what is planted, names it and saves it, and is silent where all is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import specmeta
+from specmeta import observe
+from specmeta.cases import load_case
+from specmeta.checking import CheckError
+from specmeta.graph import capture
+from specmeta.testing import run_case
+
+K = 2
+
+
+class Loop:
+    """Two requests that count upwards; drafts are right where the number is no multiple of 5."""
+
+    def __init__(self, num_rows: int = 2) -> None:
+        self.batch = specmeta.BatchMetadata(
+            max_rows=3, max_slots=4, max_tokens=12, max_pages=8, page_size=4, max_seq_len=32,
+            max_draft_len=K,
+        )  # fmt: skip
+        self.batch.assign(2, [7, 8, 9], pages=[1, 2, 3, 4])
+        self.batch.assign(0, [20], pages=[5, 6, 7, 8])
+        self.batch.set_rows([2, 0][:num_rows], [K + 1] * num_rows)
+
+    def verify(self) -> None:
+        batch = self.batch
+        batch.accept_greedy(batch.input_ids + 1)
+        wrong = batch.next_tokens % 5 == 0
+        for k in range(K):
+            drafts = batch.next_tokens + 1 + k + wrong
+            batch.draft_step(drafts, index=k, last=k == K - 1)
+
+    def step(self) -> None:
+        self.batch.stage()
+        self.verify()
+
+
+@contextmanager
+def planted(operator: str, wrong: Callable[..., None]) -> Iterator[None]:
+    """Have an operator do something else after its own kernel."""
+    kernel = torch.library.get_kernel(f"specmeta::{operator}", "CPU")
+    names = [a.name for a in specmeta._library.schema() if a.operator == operator]
+
+    def call(keyset: Any, *args: Any) -> None:
+        kernel.call_boxed(keyset, *args)
+        wrong(**dict(zip(names, args, strict=False)))
+
+    library = torch.library.Library("specmeta", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl(operator, call, "CPU", with_keyset=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def found(directory: Path, *steps: Callable[[], object], match: str | None = None) -> CheckError:
+    """Run steps under check mode, which must find something."""
+
+    def run() -> None:
+        with specmeta.check(directory):
+            for step in steps:
+                step()
+
+    with pytest.raises(CheckError, match=match) as error:
+        run()
+    return error.value
+
+
+def test_nothing_is_found_and_nothing_changes(tmp_path: Path) -> None:
+    plain, checked = Loop(), Loop()
+    graph = capture(checked.step, num_rows=checked.batch.num_rows)
+    for _ in range(3):
+        plain.step()
+    with specmeta.check(tmp_path) as checker:
+        for _ in range(3):
+            graph.replay()
+        plain.step()
+    graph.replay()
+    assert checker.finding is None
+    assert checker.calls == 4 * (2 + K)
+    for name, tensor in vars(plain.batch).items():
+        if isinstance(tensor, torch.Tensor):
+            assert torch.equal(tensor, getattr(checked.batch, name)), name
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_difference_is_reported_once_with_a_case(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(slot_mapping: torch.Tensor, seq_lens: torch.Tensor, **_: Any) -> None:
+        if seq_lens[1] > 3:
+            slot_mapping[4] += 1
+
+    loop = Loop()
+    with planted("stage", wrong):
+        error = found(tmp_path, *[loop.step] * 4)
+        finding = error.finding
+        case = load_case(finding.path)
+        assert case.operator == "stage"
+        with pytest.raises(AssertionError, match=r"slot_mapping\[4\] is 23, expected 22"):
+            run_case(specmeta.stage, case)
+    run_case(specmeta.stage, case)
+    assert (finding.step, finding.operator) == (2, "stage")
+    assert (finding.wrong.field, finding.wrong.row, finding.wrong.slot) == ("slot_mapping[4]", 1, 0)
+    assert (finding.wrong.expected, finding.wrong.got) == ("22", "23")
+    assert str(error).endswith("(2 more calls were wrong)")
+    assert caplog.text.count("slot_mapping[4] (row 1, slot 0): expected 22, got 23") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["check_stage_step_2.json"]
+
+
+def test_an_error_of_the_loop_is_not_hidden(tmp_path: Path) -> None:
+    def fail() -> None:
+        with specmeta.check(tmp_path):
+            Loop().step()
+            raise KeyError
+
+    with planted("stage", lambda seq_lens, **_: seq_lens.add_(1)), pytest.raises(KeyError):
+        fail()
+
+
+def change_a_length(loop: Loop) -> None:
+    loop.batch.stage()
+    loop.batch.seq_lens[1] += 1
+    loop.verify()
+
+
+def skip(loop: Loop) -> None:
+    loop.batch.committed_lens[2] += 1
+    loop.batch.known_lens[2] += 1
+
+
+def repeat(loop: Loop) -> None:
+    loop.batch.committed_lens[2] -= 1
+
+
+def same_slot(loop: Loop) -> None:
+    loop.batch.row_to_slot[1] = 2
+
+
+def share_a_page(loop: Loop) -> None:
+    loop.batch.page_table[0, 0] = 2
+
+
+def write_while_another_pauses(loop: Loop) -> None:
+    batch = loop.batch
+    batch.set_rows([0], [K + 1])
+    batch.page_table[0, 1] = 1
+    loop.step()
+    batch.page_table[0, 1] = 6
+    batch.set_rows([2], [K + 1])
+
+
+def give_back(loop: Loop) -> None:
+    observe.pages_given_back(loop.batch.page_table, [1])
+
+
+FAULTS = {
+    change_a_length: (
+        "accept_greedy",
+        "seq_lens[1] (row 1, slot 0): expected 7, for which stage listed the pages, got 8",
+    ),
+    skip: ("stage", "committed_lens[2] (row 0, slot 2): expected 4, as accept_* left it, got 5"),
+    repeat: ("stage", "committed_lens[2] (row 0, slot 2): expected 4, as accept_* left it, got 3"),
+    same_slot: (
+        "stage",
+        "row_to_slot[1] (row 1, slot 2): expected a slot of its own, got 2, which is row 0's",
+    ),
+    share_a_page: (
+        "stage",
+        "page 2 (row 1, slot 0): expected one request's, got written by slot 2 in the same call",
+    ),
+    write_while_another_pauses: (
+        "stage",
+        "page 1 (row 0, slot 2): expected what the request left there, got what slot 0 wrote in "
+        "step 3",
+    ),
+    give_back: (
+        "stage",
+        "page 1 (row 0, slot 2): expected a page that the slot holds, got given back",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_what_must_hold_between_calls(fault: Callable[[Loop], None], tmp_path: Path) -> None:
+    operator, message = FAULTS[fault]
+    loop = Loop()
+    steps = (loop.step, loop.step, lambda: fault(loop), loop.step)
+    error = found(tmp_path, *steps, match=re.escape(message))
+    assert error.finding.operator == operator
+    # It replays: the call itself was right.
+    case = load_case(error.finding.path)
+    if fault is not same_slot:
+        run_case(getattr(specmeta, operator), case)
+
+
+def test_a_slot_and_its_pages_may_get_another_request(tmp_path: Path) -> None:
+    loop = Loop()
+    batch = loop.batch
+    with specmeta.check(tmp_path) as checker:
+        for _ in range(2):
+            loop.step()
+            loop.step()
+            batch.release(2)
+            batch.drop_pages(0, keep=2)
+            batch.assign(2, [7, 8, 9], pages=[8, 2, 3])
+            batch.add_pages(0, [1, 7])
+            loop.step()
+            batch.assign(0, [7, 8, 9], pages=[5, 6, 4])
+            loop.step()
+            batch.release(0)
+            batch.release(2)
+            batch.assign(2, [1], pages=[1, 2, 3, 4])
+            batch.assign(0, [1], pages=[5, 6, 7, 8])
+    assert checker.calls == 8 * (2 + K)
+
+
+def test_pages_may_be_shared_to_read(tmp_path: Path) -> None:
+    loop = Loop()
+    batch = loop.batch
+    batch.assign(1, [7, 8, 9, 10, 1], pages=[1, 9, 10])  # slot 2's first page, a prefix of four
+    with specmeta.check(tmp_path):
+        loop.step()
+        loop.step()
+        batch.committed_lens[1] = 4
+        batch.set_rows([2, 0, 1], [K + 1] * 3)
+        loop.step()
+        loop.step()
+
+
+class Advanced:
+    """An engine that keeps its own lengths: one row of two tokens a step."""
+
+    def __init__(self) -> None:
+        self.seq_lens = torch.tensor([6], dtype=torch.int32)
+        self.position_ids = torch.tensor([4, 5])
+        self.page_table = torch.tensor([[1, 2, 3, 4]], dtype=torch.int32)
+
+    def step(self, count: int) -> None:
+        specmeta.advance(
+            torch.tensor([count]), self.seq_lens, page_size=4, position_ids=self.position_ids,
+            page_table=self.page_table, cu_seqlens_q=torch.tensor([0, 2], dtype=torch.int32),
+        )  # fmt: skip
+
+
+def test_advance_past_the_end_of_what_is_written(tmp_path: Path) -> None:
+    engine = Advanced()
+    steps = [lambda: observe.assigned(engine.page_table, 0)]
+    steps += [partial(engine.step, count) for count in (2, -1, 1, 3)]
+    expected = re.escape("cached_lens[0] (row 0, slot 0): expected at most 8, where the request's")
+    assert found(tmp_path, *steps, match=expected).finding.step == 4
+    with specmeta.check(tmp_path):  # nobody tells: it may be another request
+        for step in steps[1:]:
+            step()
+
+
+def test_broken_positions(tmp_path: Path) -> None:
+    engine = Advanced()
+    engine.position_ids[1] = 4
+    expected = re.escape(
+        "position_ids[1] (row 0, slot 0): expected 6, behind position_ids[0], got 5"
+    )
+    found(tmp_path, partial(engine.step, 1), match=expected)
+
+
+PROGRAM = """
+import torch, specmeta
+specmeta.advance(torch.tensor([2]), torch.tensor([33]), page_size=32)
+"""
+
+
+def run(value: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**os.environ, "SPECMETA_CHECK": value},
+        cwd=directory, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_environment(tmp_path: Path) -> None:
+    result = run("1", tmp_path)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr == "specmeta check: 1 calls, 0 wrong\n"
+    assert run("0", tmp_path).stderr == ""
+    wrong = run("yes", tmp_path)
+    assert wrong.returncode == 1
+    assert "SPECMETA_CHECK: expected 0 or 1, got 'yes'" in wrong.stderr
+
+
+def test_text_is_generated_as_without(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "specmeta", "generate", "--prompt", "It was", "--prompt"]
+    command += ["She had", "--max-new-tokens", "12"]
+    result = subprocess.run(
+        command, env={**os.environ, "SPECMETA_CHECK": "1", "OMP_NUM_THREADS": "1"}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert "identical to plain greedy decoding" in result.stdout
+    assert result.stderr.rstrip().endswith(" calls, 0 wrong")
+    assert json.dumps(os.listdir(tmp_path)) == "[]"
