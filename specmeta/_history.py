@@ -202,10 +202,11 @@ class History:
                 if b < len(left) and now[b] != left[b]:
                     expected = f"{left[b]}, for which {by} listed the pages"
                     yield Wrong(f"seq_lens[{b}]", expected, f"{now[b]}", b, rows.slot[b])
-        if "seq_lens" in call.after:
-            self._lens.pop(address, None)
+        name = "seq_lens_out" if "seq_lens_out" in call.after else "seq_lens"
+        if name in call.after:
+            self._lens.pop(call.addresses[name], None)
             if call.operator in ("stage", "draft_step"):
-                self._lens[address] = (call.after["seq_lens"].tolist(), call.operator)
+                self._lens[call.addresses[name]] = (call.after[name].tolist(), call.operator)
 
     def _commit(self, call: Call, rows: Rows) -> None:
         if call.operator.startswith("accept") and "committed_lens" in call.after:

@@ -30,14 +30,14 @@ K = 2
 class Loop:
     """Two requests that count upwards; drafts are right where the number is no multiple of 5."""
 
-    def __init__(self, num_rows: int = 2) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         self.batch = specmeta.BatchMetadata(
             max_rows=3, max_slots=4, max_tokens=12, max_pages=8, page_size=4, max_seq_len=32,
-            max_draft_len=K,
+            max_draft_len=K, device=device,
         )  # fmt: skip
         self.batch.assign(2, [7, 8, 9], pages=[1, 2, 3, 4])
         self.batch.assign(0, [20], pages=[5, 6, 7, 8])
-        self.batch.set_rows([2, 0][:num_rows], [K + 1] * num_rows)
+        self.batch.set_rows([2, 0], [K + 1] * 2)
 
     def verify(self) -> None:
         batch = self.batch
@@ -85,18 +85,18 @@ def found(directory: Path, *steps: Callable[[], object], match: str | None = Non
     return error.value
 
 
-def test_nothing_is_found_and_nothing_changes(tmp_path: Path) -> None:
-    plain, checked = Loop(), Loop()
-    graph = capture(checked.step, num_rows=checked.batch.num_rows)
-    for _ in range(3):
+def test_nothing_is_found_and_nothing_changes(device: str, tmp_path: Path) -> None:
+    plain, checked = Loop(device), Loop(device)
+    for _ in range(4):
         plain.step()
     with specmeta.check(tmp_path) as checker:
+        graph = capture(checked.step, num_rows=checked.batch.num_rows)
+        warm_ups = checker.calls
         for _ in range(3):
             graph.replay()
-        plain.step()
-    graph.replay()
+        checked.step()
     assert checker.finding is None
-    assert checker.calls == 4 * (2 + K)
+    assert checker.calls - warm_ups >= 4 * (2 + K)
     for name, tensor in vars(plain.batch).items():
         if isinstance(tensor, torch.Tensor):
             assert torch.equal(tensor, getattr(checked.batch, name)), name
