@@ -37,23 +37,54 @@ def austen() -> Model:
     return load("austen")
 
 
-def record_toy(path: Path, seed: int, kind: str) -> list[Request] | None:
-    """Record a schedule of the toy engine; return its requests in the order of assignment."""
-    engine = ToyEngine(seed, kind)
-    batch = engine.target.batch
-    if isinstance(batch, RawBatch) and batch.pages_by == "list":
-        return None  # what it says of slots names another table than its calls
-    requests: list[Request] = []
-    look_up = engine._look_up
+class RecordedToy:
+    """A schedule of the toy engine, recorded.
 
-    def keep(slot: int, request: Request) -> None:
-        requests.append(request)
-        look_up(slot, request)
+    Attributes
+    ----------
+    requests : list of Request
+        In the order of assignment.
+    held : list of dict
+        By step that has rows: whose each page is.
+    run : Trace or None
+        None where the engine hides its page table: then it tells of slots of another.
+    """
 
-    engine._look_up = keep  # type: ignore[method-assign]
-    with trace.record(path):
-        engine.run()
-    return requests
+    def __init__(self, path: Path, seed: int, kind: str) -> None:
+        engine = ToyEngine(seed, kind)
+        self.requests: list[Request] = []
+        self.held: list[dict[int, int]] = []
+        self.run: trace.Trace | None = None
+        batch = engine.target.batch
+        if isinstance(batch, RawBatch) and batch.pages_by == "list":
+            return
+        look_up, run_target = engine._look_up, engine._run_target
+
+        def admit(slot: int, request: Request) -> None:
+            self.requests.append(request)
+            look_up(slot, request)
+
+        def stage() -> list[int]:
+            if batch.num_rows > 0:
+                order = {id(request): i for i, request in enumerate(self.requests)}
+                owners = {slot: order[id(request)] for slot, request in engine.requests.items()}
+                pages = engine.target.pages
+                self.held.append({page: owners[slot] for slot in owners for page in pages[slot]})
+            return run_target()
+
+        engine._look_up, engine._run_target = admit, stage  # type: ignore[method-assign]
+        with trace.record(path):
+            engine.run()
+        self.run = trace.read(path)
+
+
+def holders(run: trace.Trace, step_: int) -> dict[int, int]:
+    """Whose each page is at a step."""
+    held = {}
+    for page, at, request, *_ in zip(*(c.tolist() for c in run.page_events), strict=True):
+        if at <= step_:
+            held[page] = request
+    return {page: request for page, request in held.items() if request >= 0}
 
 
 def emitted(run: trace.Trace, request: int) -> list[int]:
@@ -150,6 +181,10 @@ def test_an_engine_is_recorded(
         assert emitted(run, number)[: len(request.token_ids)] == request.token_ids
     assert summarize(run)["handovers"] > 0
     assert summarize(run)["shared_pages"] == 0
+    lines = map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines())
+    changes = [change for line in lines for change in line.get("pages", [])]
+    # Of pages behind those that a slot has, only they are named.
+    assert any(keep > 0 and pages for _, _, keep, pages in changes)
 
 
 @pytest.mark.parametrize("kind", ["one model", "two models"])
@@ -157,19 +192,20 @@ def test_random_schedules_are_recorded(tmp_path: Path, kind: str) -> None:
     """Any outputs, any faults, requests in any order: each text is its request's."""
     texts = 0
     for seed in range(25):
-        requests = record_toy(tmp_path / "run.jsonl", seed, kind)
-        if requests is None:
+        toy = RecordedToy(tmp_path / "run.jsonl", seed, kind)
+        if toy.run is None:
             continue
-        run = trace.read(tmp_path / "run.jsonl")
-        for number, request in enumerate(requests):
-            assert emitted(run, number) == request.text, f"seed {seed}, request {number}"
-            rows = run.rows_of(number)
+        for number, request in enumerate(toy.requests):
+            assert emitted(toy.run, number) == request.text, f"seed {seed}, request {number}"
+            rows = toy.run.rows_of(number)
             # More where the prompt's last chunk was void, and made again.
-            assert run["prompt_len"][rows].sum() >= request.prompt_len or not request.text
-            length = run["committed_len"][rows]
+            assert toy.run["prompt_len"][rows].sum() >= request.prompt_len or not request.text
             # A slot that nobody has any longer may still be carried, empty.
-            assert length.max(initial=0) == request.committed
+            assert toy.run["committed_len"][rows].max(initial=0) == request.committed
             texts += bool(request.text)
+        for number, held in enumerate(toy.held):
+            assert holders(toy.run, number) == held, f"seed {seed}, step {number}"
+        assert toy.run.num_steps == len(toy.held)
     assert texts > 30
 
 
@@ -250,7 +286,13 @@ def test_another_batch_is_left_out(tmp_path: Path) -> None:
         )
         for _ in range(2)
     ]  # fmt: skip
+    drafter = specmeta.BatchMetadata(
+        max_rows=1, max_slots=1, max_tokens=2, max_pages=1, page_size=4, max_seq_len=4,
+        max_draft_len=1, ledger=batches[0],
+    )  # fmt: skip
     with trace.record(tmp_path / "run.jsonl"):
+        batches[0].set_rows([0], [2])
+        drafter.stage()
         for slot_tokens, batch in zip(([1], [2, 3]), batches, strict=True):
             batch.assign(0, slot_tokens, [1])
             batch.set_rows([0], [2])
@@ -465,7 +507,7 @@ def test_runs_with_other_schedules_are_the_same(austen: Model, tmp_path: Path) -
         ({"num_drafts": 4}, {"num_drafts": 2, "prompt_chunk": 4}, {"num_drafts": 0})
     ):
         with trace.record(tmp_path / f"{index}.jsonl"):
-            generate(austen, PROMPTS, max_new_tokens=16, captured=False, **settings)
+            generate(austen, PROMPTS, max_new_tokens=16, page_size=4, captured=False, **settings)
         runs.append(trace.read(tmp_path / f"{index}.jsonl"))
     assert len({run.num_steps for run in runs}) == 3
     assert compare(runs[0], runs[1]) == compare(runs[0], runs[2]) == []
