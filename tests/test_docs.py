@@ -46,8 +46,11 @@ def examples(page: Path) -> Iterator[tuple[int, str, str]]:
     [p for p in PAGES if p.name not in TESTED_ELSEWHERE and any(examples(p))],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_examples(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A page's examples run one after another, in one namespace."""
+    monkeypatch.setenv("COLUMNS", "100")  # of a terminal, which tables fill
     names: dict[str, Any] = {}
     for line, code, output in examples(page):
         exec(compile("\n" * line + code, page, "exec"), names)  # with the page's line numbers
