@@ -49,8 +49,10 @@ def main(argv: Sequence[str]) -> int:
         listener = _bind(args.host, args.port)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    with listener:
+    with listener, ExitStack() as stack:
         device = set_up(parser, args, extra="serve")
+        # Before graphs are captured: later it would not see what they do.
+        stack.enter_context(recording(parser, args))
         from specmeta.serving import server
         from specmeta.serving.protocol import public_name
 
@@ -67,12 +69,11 @@ def main(argv: Sequence[str]) -> int:
             parser.error(str(error))
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        with recording(parser, args):
-            server.serve(
-                engine,
-                listener,
-                on_ready=lambda: print(f"{public_name(model)}: {url}/v1", flush=True),
-            )
+        server.serve(
+            engine,
+            listener,
+            on_ready=lambda: print(f"{public_name(model)}: {url}/v1", flush=True),
+        )
     return 0
 
 

@@ -617,6 +617,25 @@ def test_generate_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert re.search("trace: .*: No such file or directory\n$", capsys.readouterr().err)
 
 
+def test_serve_writes_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(engine: Engine, *_: Any, **__: Any) -> None:
+        engine.submit("No", SamplingParams(max_new_tokens=4))
+        engine.run()
+
+    monkeypatch.setattr("specmeta.serving.server.serve", serve)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert cli.main(["serve", "--port", "0", "--trace", str(tmp_path / "run.jsonl")]) == 0
+    assert trace.read(tmp_path / "run.jsonl").num_requests == 1
+
+
+def test_the_documentations_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parent.parent / "docs/examples/austen.jsonl.gz"
+    assert run_command(path) == 0
+    assert re.search(r"acceptance +│ +79\.08% \(291/368 tokens\)", capsys.readouterr().out)
+    assert run_command(path, "-o", tmp_path / "page.html") == 0
+    assert (tmp_path / "page.html").stat().st_size < 100_000
+
+
 def test_picture(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     assert run_command(write(tmp_path / "run.jsonl", STEPS), "-o", path) == 0
