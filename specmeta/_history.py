@@ -63,6 +63,9 @@ class Rows:
             else tensors["cu_seqlens_q"].tolist()
         )
         self.tokens = [range(cu[b], max(cu[b], cu[b + 1])) for b in self.live]
+        if call.operator == "draft_lists":  # a row's slots of all steps stand together
+            steps = int(call.values["num_steps"])
+            self.tokens = [range(b * steps, (b + 1) * steps) for b in self.live]
 
     def place(self, name: str, index: tuple[int, ...]) -> tuple[int | None, int | None]:
         """Return the row and the slot that an element belongs to."""
@@ -77,7 +80,7 @@ class Rows:
             elif dim in ("T", "U"):
                 row = next((b for b in self.live if i in self.tokens[b]), None)
             elif dim == "C" and "kv_indptr" in self.call.after:
-                indptr = self.call.after["kv_indptr"].flatten().tolist()
+                indptr = self.call.after["kv_indptr"][index[:-1]].tolist()
                 row = next((b for b in self.live if indptr[b] <= i < indptr[b + 1]), None)
         if slot is None and row is not None and row in self.live:
             slot = self.slot[row]

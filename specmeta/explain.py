@@ -180,8 +180,6 @@ def _compare(
         count += len(places)
         for index in map(tuple, places[:MOST_DIFFERENCES].tolist()):
             row, _ = rows.place(name, index)
-            if case.operator == "draft_lists" and name == "slot_mapping":
-                row = index[0] // case.args["num_steps"]
             if row is not None:
                 differing.add(row)
             if first is None:
