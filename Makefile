@@ -8,6 +8,7 @@ PROMPTS := --prompt "It was a fine morning in May, and" --prompt "She had not be
 DEMO_ARGS ?= --max-new-tokens 128
 SMOLLM2_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_ARGS ?=
 SPECMETA_CUDA ?= auto
 BUILT := $(VENV)/.built-$(SPECMETA_CUDA)
 # vLLM's environment: its torch is the same, its transformers is older.
@@ -16,12 +17,13 @@ VLLM_ARGS ?=
 export SPECMETA_CUDA
 CXX_SOURCES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help setup build demo smollm2 bench test test-vllm docs lint format wheel clean
+.PHONY: help setup build demo smollm2 bench test fuzz test-vllm docs lint format wheel clean
 
 help:
 	@echo "make demo    generate text with the built-in model, speculating through specmeta"
 	@echo "make smollm2 let SmolLM2 answer a question (93 MB are downloaded the first time)"
 	@echo "make test    run every test"
+	@echo "make fuzz    random walks against the reference, under sanitizers (FUZZ_ARGS=\"--minutes 30\")"
 	@echo "make test-vllm  serve with vLLM on the CPU, in an environment of its own (VLLM_ARGS=...)"
 	@echo "make docs    build the documentation into build/docs/index.html"
 	@echo "make lint    ruff, mypy, clang-format"
@@ -61,6 +63,9 @@ bench: build
 test: build
 	@echo "== running the tests"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+fuzz: build
+	@$(BIN)/python tests/fuzz.py $(FUZZ_ARGS)
 
 $(VLLM)/.installed: tools/vllm-requirements.txt
 	@echo "== setting up $(VLLM)"
