@@ -220,8 +220,8 @@ class History:
 
     def _pages(self, call: Call, rows: Rows, step: int) -> Iterator[Wrong]:
         """Find pages that are not the request's own, and tokens that do not follow its others."""
-        if call.operator not in ("stage", "advance", "draft_step"):
-            return
+        if call.operator not in ("stage", "advance", "draft_step") or call.values.get("last"):
+            return  # the last draft_step leaves the layout alone
         allocation = _Allocation(call)
         requests = self._tables[allocation.table]
         tensors = call.before | call.after
