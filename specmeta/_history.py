@@ -249,14 +249,13 @@ class History:
             wrong = requests.use(slot, used, written, step)
             if wrong is not None:
                 yield replace(wrong, row=b, slot=slot)
-            if requests.told or call.operator == "stage":
-                yield from self._continuation(call, requests, b, slot, start, ends[b])
+            yield from self._continuation(call, requests, b, slot, start, ends[b])
 
     def _continuation(
         self, call: Call, requests: Requests, row: int, slot: int, start: int, end: int
     ) -> Iterator[Wrong]:
         before = requests.reach(slot, start, end)
-        if before is not None:
+        if before is not None and (requests.told or call.operator == "stage"):
             expected = f"at most {before}, where the request's tokens ended"
             yield Wrong(f"cached_lens[{row}]", expected, f"{start}", row, slot)
         if call.operator == "stage" and "limit_lens" not in call.before:
