@@ -156,6 +156,7 @@ class Search:
     known: list[str] = field(default_factory=list)
     walks: int = 0
     calls: int = 0
+    repeats: int = 0
     shrinking: str = ""
 
     def run(self, seed: int, walks: int = WALKS_A_SEARCH) -> Finding | None:
@@ -185,7 +186,10 @@ class Search:
             try:
                 self.calls += self._make(walk)
             except Failure as failure:
-                if failure.kind in self.known or (last and last[0][1].kind != failure.kind):
+                if failure.kind in self.known:
+                    self.repeats += 1
+                    return
+                if last and last[0][1].kind != failure.kind:
                     return  # another fault than the one that is being shrunk
                 self.shrinking = str(failure)
                 last[:] = [(walk, failure)]
@@ -319,7 +323,8 @@ def work(args: argparse.Namespace) -> None:
     told = [0.0]
 
     def tell(**event: Any) -> None:
-        event |= {"walks": search.walks, "calls": search.calls, "shrinking": search.shrinking}
+        for name in ("walks", "calls", "repeats", "shrinking"):
+            event[name] = getattr(search, name)
         print(json.dumps(event), flush=True)
 
     def tick() -> None:
@@ -339,12 +344,14 @@ def work(args: argparse.Namespace) -> None:
         known=json.loads(args.known),
     )
     number = args.first
-    while time.monotonic() < start + args.seconds:
+    while True:
         finding = search.run(args.seed * 1_000_000 + number)
         number += 1
         tell(next=number, **({"finding": asdict(finding)} if finding else {}))
-        if args.fork or (finding and "CUDA error" in finding.message):
-            return  # after such an error nothing works on the GPU, until another process asks it
+        # After an error of CUDA nothing works on the GPU, until another process asks it.
+        broken = finding and "CUDA error" in finding.message
+        if args.fork or broken or time.monotonic() > start + args.seconds:
+            return
 
 
 # --- The command
@@ -359,10 +366,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tqdm import tqdm
 
     kinds = list(KINDS)
-    if not sanitizer_libraries():
+    if "sanitized" in kinds and not sanitizer_libraries():
         print("no libasan (the compiler's, as g++ brings it): without sanitizers", file=sys.stderr)
         kinds.remove("sanitized")
-    else:
+    if "sanitized" in kinds:
         print("== building the library with sanitizers (build/fuzz)", file=sys.stderr)
         build_sanitized()
     print(f"seed {args.seed}, {args.minutes:g} minutes, plain rounds on {args.device}", flush=True)
@@ -382,7 +389,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with bar:
         try:
             turn, fork = 0, False
-            while (left := start + seconds - time.monotonic()) > 0:
+            while (left := start + seconds - time.monotonic()) > 0 or fork:
                 kind = kinds[turn % len(kinds)]
                 worker = start_worker(
                     args,
@@ -392,31 +399,36 @@ def main(argv: Sequence[str] | None = None) -> int:
                     [finding.kind for finding in findings],
                     fork,
                 )
-                walks = calls = 0
+                walks = calls = repeats = 0
+                before = len(findings)
                 assert worker.stdout
                 for line in worker.stdout:
                     event = json.loads(line)
                     walks, calls, shrinking = event["walks"], event["calls"], event["shrinking"]
+                    repeats = event["repeats"]
                     first[kind] = event.get("next", first[kind])
                     if "finding" in event:
                         finding = Finding(**event["finding"])
                         findings.append(finding)
                         bar.write(f"\n{kind}: {finding}\n", file=sys.stdout)
                     made = [sum(t[key] for t in totals.values()) for key in ("walks", "calls")]
-                    bar.n = min(round(time.monotonic() - start), bar.total)
                     bar.set_postfix_str(
                         f"{made[0] + walks:,} walks, {made[1] + calls:,} calls, "
-                        f"{len(findings)} findings; {kind}{', shrinking' * bool(shrinking)}"
+                        f"{len(findings)} findings; {kind}{', shrinking' * bool(shrinking)}",
+                        refresh=False,
                     )
+                    bar.update(min(round(time.monotonic() - start), bar.total) - bar.n)
                 totals[kind]["walks"] += walks
                 totals[kind]["calls"] += calls
                 crashed = worker.wait() != 0
-                if crashed and (fork or (kind == "plain" and args.device == "cuda")):
-                    message = f"search {first[kind]} of this seed ended with {worker.returncode}"
-                    findings.append(Finding("not known", f"{kind} {first[kind]}", message))
+                again = crashed and not fork and not (kind == "plain" and args.device == "cuda")
+                if (crashed or fork) and not (again or repeats or len(findings) > before):
+                    log = log_of(kind, args.findings)
+                    message = f"search {first[kind] - (not crashed)} of this seed crashed: {log}"
+                    findings.append(Finding("not known", f"{kind}: crash", message))
                     bar.write(f"\n{kind}: {findings[-1]}\n", file=sys.stdout)
-                    first[kind] += 1
-                fork = crashed and not fork and not (kind == "plain" and args.device == "cuda")
+                    first[kind] += crashed
+                fork = again
                 turn += not fork
         except KeyboardInterrupt:
             if shrinking:
@@ -445,15 +457,22 @@ def start_worker(
         *("--findings", str(args.findings)),
         *(["--fork"] if fork else []),
     ]
-    return subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        # What a sanitizer says is read where the walk is made again.
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    args.findings.mkdir(parents=True, exist_ok=True)
+    # Where a crash is searched for again, what was said at first stays.
+    with log_of(kind, args.findings).open("a" if fork else "w") as log:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def log_of(kind: str, directory: Path) -> Path:
+    """Return where the last round of a kind wrote what it had to say."""
+    return directory / f"{kind}.log"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,8 +17,9 @@ from typing import Any
 
 import fuzz
 import pytest
+import torch
 from torch import Tensor
-from walks import ALL_GIVEN, OPERATORS, STYLES, Failure, Walk, World, play
+from walks import ALL_GIVEN, OPERATORS, STYLES, Buffer, Failure, Walk, World, play
 
 import specmeta
 from specmeta.cases import load_case
@@ -103,15 +105,15 @@ def test_a_fault_that_needs_the_call_before(tmp_path: Path) -> None:
     assert finding.alone is False
 
 
-def test_a_store_outside_is_found(tmp_path: Path) -> None:
-    def count_sampled(sampled_tokens: Tensor, **others: Any) -> None:
-        specmeta.count_sampled(sampled_tokens, **others)
-        tokens = others.get("next_tokens")
-        if tokens is not None and tokens.numel() == 3:
-            tokens.as_strided((1,), (1,), tokens.storage_offset() + 3).fill_(1)
-
-    finding, _ = search(tmp_path, {"count_sampled": count_sampled})
-    assert "written outside: next_tokens" in finding.message or "differ" in finding.message
+@pytest.mark.parametrize("place", [-1, 3, 7])
+def test_a_store_outside_is_found(place: int) -> None:
+    """In front of a tensor, between its rows, behind it."""
+    buffer = Buffer(torch.zeros(2, 3, dtype=torch.int32), gap=1, guard=2, device="cpu")
+    buffer.check("a")
+    start = buffer.got.storage_offset()
+    buffer.got.as_strided((1,), (1,), start + place).fill_(1)
+    with pytest.raises(AssertionError, match=f"written outside: a .* element {place} from"):
+        buffer.check("a")
 
 
 def test_a_call_that_is_not_refused_is_found() -> None:
@@ -227,3 +229,33 @@ def test_bad_arguments(
 def test_a_finding_survives_json() -> None:
     finding = fuzz.Finding("Walk()", "advance: seq_lens", "text", "a.json", True)
     assert fuzz.Finding(**json.loads(json.dumps(vars(finding)))) == finding
+
+
+def test_a_round_that_crashes_is_searched_again(tmp_path: Path) -> None:
+    """Where a process dies, and what it died of is found by another one."""
+    (tmp_path / "sitecustomize.py").write_text("""
+import os, specmeta
+draft_step = specmeta.draft_step
+
+def crash(seq_lens, **others):
+    draft_step(seq_lens, **others)
+    if others.get("draft_index") == 1:
+        os.abort()
+
+specmeta.draft_step = crash
+""")
+    findings = tmp_path / "findings"
+    script = "import sys, fuzz; fuzz.KINDS = ('plain',); sys.exit(fuzz.main())"
+    arguments = ["--minutes", "0.05", "--seed", "1", "--device", "cpu", "--findings", findings]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 findings" in done.stdout
+    assert "draft_step: crashed (-6)" in done.stdout
+    assert load_case(next(findings.glob("*.json"))).args["draft_index"] == 1
