@@ -29,7 +29,7 @@ async function load() {
   index.page = group(data.event_page, numPages);
   index.step = group(data.event_step, numSteps);
   for (const name of ["emitted", "draft_tokens"]) data[`${name}_first`] = sums(data[`${name}_count`]);
-  mostDrafts = meta.summary.drafted.length;
+  for (const name of ["drafts", "accepted"]) for (const count of data[name]) mostDrafts = Math.max(mostDrafts, count);
   for (const used of data.step_used_pages) mostUsed = Math.max(mostUsed, used);
   // Slots that no row ever carried have no lane.
   const slots = new Set(data.slot);
@@ -218,7 +218,7 @@ function drawWholeRun(context, width) {
   for (let column = 0; column < columns; column++) {
     const begin = Math.floor((column * numSteps) / columns), end = Math.floor(((column + 1) * numSteps) / columns);
     const add = (name) => data[name].subarray(begin, end).reduce((a, b) => a + b, 0);
-    const drafts = Math.max(add("step_drafts"), add("step_accepted"));
+    const drafts = add("step_drafts");
     const x = column * wide, high = drafts ? (add("step_accepted") / drafts) * PLOT : 0;
     context.fillStyle = colours.accepted;
     context.globalAlpha = 0.6;

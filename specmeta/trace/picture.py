@@ -122,8 +122,7 @@ def _plot_acceptance(ax: Any, trace: Trace, stride: int) -> None:
     def add(values: Ints) -> Ints:
         return np.add.reduceat(values, begins)
 
-    accepted = add(totals.accepted)
-    drafts = np.maximum(add(totals.drafts), accepted)
+    accepted, drafts = add(totals.accepted), add(totals.drafts)
     middle = np.minimum(begins + (width - 1) / 2, trace.num_steps - 1)
     shown = drafts > 0
     label = "drafts accepted" if width == 1 else f"drafts accepted, of {width} steps"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specmeta.status import Status
 from specmeta.trace.file import Ints, Trace
@@ -18,7 +19,7 @@ class Totals(NamedTuple):
     Attributes
     ----------
     drafts, accepted, emitted : int64 [steps]
-        Tokens. Rows in their prompt don't count as drafts.
+        Tokens; of drafts, where it is known how many were verified, and behind the prompt.
     used_pages : int64 [steps]
         Pages that the step's rows read.
     faults, rewinds, handovers : int64 [steps]
@@ -42,11 +43,11 @@ def by_step(trace: Trace) -> Totals:
     def add(values: Any) -> Ints:
         return np.bincount(rows, weights=values, minlength=steps).astype(np.int64)
 
-    decoding = trace["prompt_len"] == 0
+    verifying = _verifying(trace)
     handed = trace.page_events.step[trace.page_events.previous >= 0]
     return Totals(
-        drafts=add(np.maximum(trace["drafts"], 0) * decoding),
-        accepted=add(np.maximum(trace["accepted"], 0) * decoding),
+        drafts=add(trace["drafts"] * verifying),
+        accepted=add(trace["accepted"] * verifying),
         emitted=add(np.diff(trace.emitted.first)),
         used_pages=add(trace["used_pages"]),
         faults=add(trace.new_faults > 0),
@@ -66,10 +67,8 @@ def summarize(trace: Trace) -> dict[str, Any]:
         draft), ``rewound_tokens``, ``rewinds`` (rows that gave up whole pages), ``handovers``,
         ``shared_pages`` (pages that two held at once), ``faults`` (by name of the bit: rows).
     """
-    decoding = trace["prompt_len"] == 0
-    accepted = trace["accepted"][decoding]
-    # Where nobody says how many drafts were verified, those that stood are known at least.
-    drafts = np.maximum(trace["drafts"][decoding], accepted)
+    verifying = _verifying(trace)
+    accepted, drafts = trace["accepted"][verifying], trace["drafts"][verifying]
     emitted = np.diff(trace.emitted.first)
     tokens, pages = trace.rewinds
     events, faults = trace.page_events, trace.new_faults
@@ -79,7 +78,7 @@ def summarize(trace: Trace) -> dict[str, Any]:
         "rows": trace.num_rows,
         "requests": trace.num_requests,
         "tokens": int(emitted.sum()),
-        "target_passes": int((decoding & (emitted > 0)).sum()),
+        "target_passes": int((verifying & (emitted > 0)).sum()),
         "drafted": [int((drafts > k).sum()) for k in positions],
         "accepted": [int((accepted > k).sum()) for k in positions],
         "rewound_tokens": int(tokens.sum()),
@@ -90,6 +89,10 @@ def summarize(trace: Trace) -> dict[str, Any]:
             str(bit.name): int((faults & bit > 0).sum()) for bit in Status if (faults & bit).any()
         },
     }
+
+
+def _verifying(trace: Trace) -> NDArray[np.bool_]:
+    return (trace["prompt_len"] == 0) & (trace["drafts"] >= 0) & (trace["accepted"] >= 0)
 
 
 def faults_in_words(bits: int) -> str:
