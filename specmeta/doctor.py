@@ -21,6 +21,7 @@ from specmeta._environment import EXTRAS, how_to_install
 USES = {
     "generate": "every command that runs a model",
     "serve": "`specmeta serve`",
+    "trace": "`specmeta trace`",
     "smollm2": "`--model smollm2`",
 }
 

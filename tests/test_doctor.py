@@ -63,6 +63,7 @@ def test_without_the_library(tmp_path: Path) -> None:
     [
         ({"rich"}, "rich for every command that runs a model: {} '.[generate]'"),
         ({"starlette", "uvicorn"}, "starlette, uvicorn for `specmeta serve`: {} '.[serve]'"),
+        ({"matplotlib"}, "matplotlib for `specmeta trace`: {} '.[trace]'"),
         ({"gguf"}, "gguf for `--model smollm2`: {} '.[smollm2]'"),
     ],
 )

@@ -92,7 +92,8 @@ def summarize(trace: Trace) -> dict[str, Any]:
 
 
 def _verifying(trace: Trace) -> NDArray[np.bool_]:
-    return (trace["prompt_len"] == 0) & (trace["drafts"] >= 0) & (trace["accepted"] >= 0)
+    known = np.minimum(trace["drafts"], trace["accepted"]) >= 0
+    return np.logical_and(trace["prompt_len"] == 0, known)
 
 
 def faults_in_words(bits: int) -> str:
