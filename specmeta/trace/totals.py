@@ -93,7 +93,8 @@ def summarize(trace: Trace) -> dict[str, Any]:
 
 def _verifying(trace: Trace) -> NDArray[np.bool_]:
     known = np.minimum(trace["drafts"], trace["accepted"]) >= 0
-    return np.logical_and(trace["prompt_len"] == 0, known)
+    verifying: NDArray[np.bool_] = (trace["prompt_len"] == 0) & known
+    return verifying
 
 
 def faults_in_words(bits: int) -> str:
