@@ -23,7 +23,8 @@ else
   # The packages of .venv by path; specmeta itself is not among them, since .venv has it as an editable install.
   site=$("$root/.venv/bin/python" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent.parent)')
   echo "import sys; sys.path.append('$site')" >"$(echo "$clean"/venv/lib/python*/site-packages)/zz_torch.pth"
-  "$clean/venv/bin/specmeta" generate --prompt "It was a fine morning" --max-new-tokens 8
+  "$clean/venv/bin/specmeta" generate --prompt "It was a fine morning" --max-new-tokens 8 --trace run.jsonl
+  "$clean/venv/bin/specmeta" trace run.jsonl -o page.html
 fi
 "$clean/venv/bin/python" -c "import specmeta; assert specmeta.__file__.startswith('$clean'), specmeta.__file__"
 "$clean/venv/bin/specmeta" doctor
