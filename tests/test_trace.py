@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 import traces
+from hypothesis import HealthCheck, given, settings
 from toy_engine import RawBatch, Request, ToyEngine
 from traces import STEPS, step, write
+from walks import Walk, play, walks
 
 import specmeta
 from specmeta import cli, trace
@@ -304,6 +306,42 @@ def test_another_batch_is_left_out(tmp_path: Path) -> None:
     assert (run.num_steps, emitted(run, 0), run["query_len"].tolist()) == (1, [1], [1])
 
 
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(walk=walks())
+def test_anything_can_be_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, walk: Walk
+) -> None:
+    """Any calls with any values, corrupted ones too: what is written can be read and drawn."""
+    caplog.clear()
+    path = tmp_path / "run.jsonl"
+    with trace.record(path):
+        play(walk)
+    for record in caplog.records:
+        assert record.exc_info
+        assert str(record.exc_info[1]) == "stage: a trace needs seq_lens and cu_seqlens_q"
+    if path.stat().st_size > 0:
+        run = trace.read(path)
+        summarize(run)
+        make_page(run)
+        assert compare(run, run) == []
+
+
+def test_an_id_that_is_no_page(tmp_path: Path) -> None:
+    outputs = {name: torch.zeros(2, dtype=torch.int32) for name in ("seq_lens", "cu_seqlens_q")}
+    outputs["seq_lens"] = outputs["seq_lens"][:1].clone()
+    i32 = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
+    with trace.record(tmp_path / "run.jsonl"):
+        specmeta.stage(
+            i32(4), query_lens=i32(2), page_size=4, page_table=i32(3, -7).view(1, 2),
+            num_pages=i32(2), kv_indices=torch.zeros(2, dtype=torch.int32),
+            status=torch.zeros(1, dtype=torch.int32), **outputs,
+        )  # fmt: skip
+    run = trace.read(tmp_path / "run.jsonl")
+    assert summarize(run)["faults"] == {"BAD_PAGE": 1}
+    assert (tmp_path / "run.jsonl").read_text().count('"pages":[[0,0,0,[3,-1]]]') == 1
+    assert run.page_events.page.tolist() == [3]
+
+
 def test_nothing_is_recorded_outside(tmp_path: Path) -> None:
     counting_loop(tmp_path / "run.jsonl")
     size = (tmp_path / "run.jsonl").stat().st_size
@@ -394,6 +432,7 @@ BAD_FILES: dict[str, tuple[Callable[[list[Any]], None], str]] = {
     "negative": (lambda f: f[1]["seq_len"].__setitem__(0, -1), "line 2: seq_len: .* from 0 to"),
     "large": (lambda f: f[1]["slot"].__setitem__(0, 3), "line 2: slot: .* from -1 to 2"),
     "ids": (lambda f: f[1].update(emitted=[[1], 2]), "line 2: emitted: expected a list of 2 lists"),
+    "long ids": (lambda f: f[1].update(emitted=[[2**63], []]), "line 2: emitted: expected"),
     "pages": (lambda f: f[1].update(pages={}), "line 2: pages: expected a list of changes"),
     "a change": (lambda f: f[1].update(pages=[[0, 0, [1]]]), r"line 2: pages: .* \[0, 0, \[1\]\]"),
     "a slot's pages": (
@@ -504,11 +543,11 @@ def test_what_the_host_takes_back_is_a_rewind(tmp_path: Path) -> None:
 
 def test_runs_with_other_schedules_are_the_same(austen: Model, tmp_path: Path) -> None:
     runs = []
-    for index, settings in enumerate(
+    for index, options in enumerate(
         ({"num_drafts": 4}, {"num_drafts": 2, "prompt_chunk": 4}, {"num_drafts": 0})
     ):
         with trace.record(tmp_path / f"{index}.jsonl"):
-            generate(austen, PROMPTS, max_new_tokens=16, page_size=4, captured=False, **settings)
+            generate(austen, PROMPTS, max_new_tokens=16, page_size=4, captured=False, **options)
         runs.append(trace.read(tmp_path / f"{index}.jsonl"))
     assert len({run.num_steps for run in runs}) == 3
     assert compare(runs[0], runs[1]) == compare(runs[0], runs[2]) == []

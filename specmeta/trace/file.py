@@ -369,7 +369,7 @@ class _Reader:
         ids = None
         if isinstance(lists, list) and len(lists) == count and _are_all(list, lists):
             ids = list(chain.from_iterable(lists))
-        if ids is None or not _are_all(int, ids):
+        if ids is None or not _are_all(int, ids) or not _fit(ids):
             self._fail(name, f"expected a list of {count} lists of integers, got {_short(lists)}")
         self._values[name].append(np.array(ids, dtype=np.int64))
         self._lens[name].append(np.array([len(ids) for ids in lists], dtype=np.int64))
@@ -381,7 +381,7 @@ class _Reader:
             if not (
                 isinstance(change, list)
                 and [type(part) for part in change] == [int, int, int, list]
-                and all(type(page) is int and 0 <= page <= _MOST for page in change[3])
+                and all(type(page) is int and -1 <= page <= _MOST for page in change[3])
                 and change[0] >= 0
                 and change[1] >= -1
             ):
@@ -398,6 +398,10 @@ class _Reader:
 def _are_all(kind: type, values: list[Any]) -> bool:
     """Return whether all are of a type: the same one, as a bool is no integer."""
     return set(map(type, values)) <= {kind}
+
+
+def _fit(ids: list[int]) -> bool:
+    return not ids or -(2**63) <= min(ids) <= max(ids) < 2**63
 
 
 def _short(value: Any) -> str:
@@ -429,12 +433,14 @@ class _Pages:
 
     def change(self, slot: int, request: int, keep: int, pages: Sequence[int]) -> None:
         _, old = self._slots.get(slot, (-1, []))
-        for index in range(keep, len(old)):
-            del self._holders[old[index]][slot, index]
-            self._touched[old[index]] = None
+        for index, page in enumerate(old[keep:], keep):
+            if page >= 0:
+                del self._holders[page][slot, index]
+                self._touched[page] = None
         for index, page in enumerate(pages, keep):
-            self._holders.setdefault(page, {})[slot, index] = request
-            self._touched[page] = None
+            if page >= 0:
+                self._holders.setdefault(page, {})[slot, index] = request
+                self._touched[page] = None
         self._slots[slot] = request, [*old[:keep], *pages]
 
     def end_step(self, step: int) -> None:

@@ -62,7 +62,8 @@ def _arrays(trace: Trace) -> Iterable[tuple[str, NDArray[Any]]]:
     for name in ("emitted", "draft_tokens"):
         lists = getattr(trace, name)
         yield f"{name}_count", np.diff(lists.first)
-        yield name, lists.values
+        # An id that is none is still to be seen, not to be known.
+        yield name, lists.values.clip(-(2**31), 2**31 - 1)
     for name, values in by_step(trace)._asdict().items():
         yield f"step_{name}", values
     for name, values in trace.page_events._asdict().items():

@@ -17,6 +17,8 @@ from specmeta.trace.file import FORMAT, VERSION, Writer
 
 __all__ = ["Recorder", "record"]
 
+_MOST = 2**31 - 1
+
 
 class Recorder(observe.Observer):
     """Writes a trace of one batch: the first whose `stage` (or `advance`) is seen.
@@ -42,6 +44,7 @@ class Recorder(observe.Observer):
         self._begins: tuple[str, int] | None = None
         self._step: _Step | None = None
         self._num_steps = 0
+        self._num_slots: int | None = None  # as the header says
         # By page table: other batches have others.
         self._requests: dict[int, _Requests] = defaultdict(_Requests)
         self._pages = _Allocation()
@@ -78,10 +81,11 @@ class Recorder(observe.Observer):
 
     def _begin_step(self, call: observe.Call) -> None:
         requests = self._requests[_table(call)]
-        step = _Step(call, requests)
+        step = _Step(call, requests, self._num_slots)
         if not step.columns["slot"]:
             return
-        if self._num_steps == 0:
+        if self._num_slots is None:
+            self._num_slots = step.num_slots
             sizes = {"page_size": call.values["page_size"], "num_slots": step.num_slots}
             self._writer.write({"format": FORMAT, "version": VERSION, **sizes})
         changes = self._pages.changes(call, requests)
@@ -177,13 +181,17 @@ class _Allocation:
                 return {}
             pages, ends = call.before["alloc_pages"].tolist(), call.before["alloc_indptr"].tolist()
             pairs = pairwise(ends)
-            return {slot: pages[max(a, 0) : max(b, 0)] for slot, (a, b) in enumerate(pairs)}
+            return {
+                slot: [max(page, -1) for page in pages[max(a, 0) : max(b, 0)]]
+                for slot, (a, b) in enumerate(pairs)
+            }
         if counts is None:
             counts = (table >= 0).int().cumprod(1).sum(1)
         places = torch.arange(table.shape[1])
-        table = torch.where(places < counts[:, None], table, -1)
+        # An id that is no page stays in its place, as -1.
+        table = torch.where(places < counts[:, None], table, -1).clamp(min=-1)
         new = {slot for slot, r in requests.by_slot.items() if r != self._pages.get(slot, (-1,))[0]}
-        if self._table is None:
+        if self._table is None or table.shape != self._table.shape:
             new.update(range(len(table)))
         else:
             new.update((table != self._table).any(1).nonzero().flatten().tolist())
@@ -203,7 +211,7 @@ def _common(old: list[int], new: list[int]) -> int:
 class _Step:
     """A step that is under way, in columns by row."""
 
-    def __init__(self, call: observe.Call, requests: _Requests) -> None:
+    def __init__(self, call: observe.Call, requests: _Requests, num_slots: int | None) -> None:
         before, after = call.before, call.after
         if call.operator == "stage" and not {"seq_lens", "cu_seqlens_q"} <= after.keys():
             raise ValueError("stage: a trace needs seq_lens and cu_seqlens_q")
@@ -211,11 +219,11 @@ class _Step:
         given = before.get("row_to_slot", torch.arange(len(seq_lens)))
         live = before.get("num_rows", call.values.get("num_rows", len(given)))
         self.count = count = max(0, min(int(live), len(given)))
-        self.num_slots = _num_slots(call, len(seq_lens))
+        self.num_slots = _num_slots(call, len(seq_lens)) if num_slots is None else num_slots
         self._committed = call.addresses.get("committed_lens")
-        self._status = call.addresses.get("status")
+        self._status = _status(call)
         self._requests = requests
-        lens = seq_lens[:count].tolist()
+        lens = _lengths(seq_lens, count)
         # Row b owns the tokens begin[b] .. end[b] - 1, without cu_seqlens_q token b.
         cu = after.get("cu_seqlens_q", before.get("cu_seqlens_q", torch.arange(count + 1)))
         begin, self._end = cu[:count].tolist(), cu[1 : count + 1].tolist()
@@ -240,7 +248,7 @@ class _Step:
         }
         self.columns = columns
         if call.operator == "advance":
-            columns["staged_len"] = before["seq_lens"][:count].tolist()
+            columns["staged_len"] = _lengths(before["seq_lens"], count)
         lens = columns.get("staged_len", lens)
         rows = zip(columns["slot"], columns["cached_len"], lens, strict=True)
         columns["request"] = [requests.find(*row) for row in rows]
@@ -276,7 +284,7 @@ class _Step:
                 if k < 0:  # a context row
                     columns["prompt_len"][row] = columns["query_len"][row]
         columns["accepted"] = [
-            max(counts[k] + bias, 0) if 0 <= k < len(counts) else 0 for k in index
+            min(max(counts[k] + bias, 0), _MOST) if 0 <= k < len(counts) else 0 for k in index
         ]
         self._requests.decoding.update(
             request
@@ -287,13 +295,18 @@ class _Step:
     def accept(self, call: observe.Call) -> None:
         """Take in what came out, unless it's another batch's."""
         columns, before, after = self.columns, call.before, call.after
-        if call.addresses.get("committed_lens", self._committed) != self._committed:
+        by_row = ("num_draft_tokens", "num_accepted", "num_rejected", "accepted_tokens")
+        rows = [len(tensor) for name, tensor in {**before, **after}.items() if name in by_row]
+        committed = call.addresses.get("committed_lens", self._committed)
+        if committed != self._committed or min(rows, default=0) < self.count:
             return
+        most = [max(q - 1, 0) for q in columns["query_len"]]
+        drafts = columns["drafts"] = most
         if "num_draft_tokens" in before:
-            columns["drafts"] = before["num_draft_tokens"][: self.count].tolist()
-        else:
-            columns["drafts"] = [max(q - 1, 0) for q in columns["query_len"]]
-        drafts = columns["drafts"]
+            given = before["num_draft_tokens"][: self.count].tolist()
+            drafts = columns["drafts"] = [
+                min(max(d, 0), n) for d, n in zip(given, most, strict=True)
+            ]
         if "num_accepted" in after:
             accepted = after["num_accepted"][: self.count].tolist()
         elif "num_rejected" in after:
@@ -309,8 +322,9 @@ class _Step:
             n - d + a for n, d, a in zip(columns["seq_len"], drafts, accepted, strict=True)
         ]
         if "committed_lens" in after:
+            by_slot = _lengths(after["committed_lens"], self.num_slots)
             columns["committed_len"] = [
-                int(after["committed_lens"][slot]) if slot >= 0 else 0 for slot in columns["slot"]
+                by_slot[slot] if slot >= 0 else 0 for slot in columns["slot"]
             ]
         columns["emitted"] = self._find_emitted(call)
         pairs = zip(columns["request"], columns["emitted"], strict=True)
@@ -332,23 +346,33 @@ class _Step:
             emitted = [ids[end - 1 - d : end - d + a] for end, d, a in rows]
         known = call.before.get("known_lens")
         for row, slot in enumerate(columns["slot"]):
-            in_prompt = known is not None and columns["committed_len"][row] < int(known[slot])
-            if columns["query_len"][row] == 0 or slot < 0 or in_prompt:
+            is_empty = columns["query_len"][row] == 0 or slot < 0
+            if is_empty or (known is not None and columns["committed_len"][row] < int(known[slot])):
                 emitted[row] = []
         return emitted
 
     def read_status(self, call: observe.Call) -> None:
         """Take in the bits that stand in `status` behind a call."""
-        if "status" in call.after and call.addresses["status"] == self._status:
+        if self._status is not None and _status(call) == self._status:
             bits = call.after["status"].tolist()
             for row, slot in enumerate(self.columns["slot"]):
                 # The last entry is for rows without a slot.
-                self.columns["status"][row] |= bits[slot]
+                self.columns["status"][row] |= bits[slot] & _MOST
+
+
+def _lengths(tensor: Tensor, count: int) -> list[int]:
+    """Return lengths as an engine may have left them, as numbers that are some."""
+    return tensor[:count].clamp(0, _MOST).tolist()
 
 
 def _table(call: observe.Call) -> int:
     """Return the address of the table of pages, 0 without one."""
     return call.addresses.get("page_table", call.addresses.get("alloc_pages", 0))
+
+
+def _status(call: observe.Call) -> tuple[int, int] | None:
+    """Return where the call's status lies, and its length: by row and by slot it has another."""
+    return (call.addresses["status"], len(call.after["status"])) if "status" in call.after else None
 
 
 def _num_slots(call: observe.Call, rows: int) -> int:
