@@ -48,6 +48,7 @@ def save_picture(trace: Trace, path: str | Path) -> None:
         extent = (-0.5, last, len(image) - 0.5, -0.5)
         ax.imshow(image, aspect="auto", interpolation="nearest", extent=extent)
         ax.set_ylabel(name)
+        ax.yaxis.get_major_locator().set_params(integer=True)
     axes[0].legend(
         handles=[
             Patch(color=PROMPT, label="prompt"),
@@ -63,6 +64,7 @@ def save_picture(trace: Trace, path: str | Path) -> None:
     _plot_acceptance(axes[2], trace, stride)
     axes[2].set_xlabel("step")
     axes[2].set_xlim(-0.5, last)
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
     figure.savefig(path, format="png")
 
 
