@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,8 +41,9 @@ from torch import Tensor
 from specmeta import _library, reference
 from specmeta.testing import POISON, poisoned
 
-__all__ = ["Case", "CaseError", "arguments_of", "load_case", "parse", "save_case"]
+__all__ = ["Case", "CaseError", "arguments_of", "load_case", "parse", "run_reference", "save_case"]
 
+_MOST_GAP = 2**20
 _FIELDS = ("name", "why", "op", "args", "expect", "dtypes", "gaps")
 _DTYPES = {"int32": torch.int32, "int64": torch.int64}
 # The sizes that a case may name: the outputs that have them, and how many entries more.
@@ -111,7 +112,7 @@ def load_case(path: str | Path, *, index_dtype: torch.dtype = torch.int64) -> Ca
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise CaseError(f"{path}: {error.strerror}") from error
-    except ValueError as error:  # UnicodeDecodeError too
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise CaseError(f"{path}: expected JSON: {error}") from error
     return parse(data, source=str(path), index_dtype=index_dtype)
 
@@ -133,102 +134,130 @@ def parse(data: Any, *, source: str = "case", index_dtype: torch.dtype = torch.i
     CaseError
         A field is wrong.
     """
+    return _Parser(data, source, index_dtype).case()
 
-    def fail(field: str, expected: str, got: object, names: Iterable[str] = ()) -> None:
+
+class _Parser:
+    """Reads the fields of a case, one after the other."""
+
+    def __init__(self, data: Any, source: str, index_dtype: torch.dtype) -> None:
+        self._source = source
+        self._index_dtype = index_dtype
+        if not isinstance(data, dict):
+            self._fail("the file", "an object", data)
+        for field in data:
+            if field not in _FIELDS:
+                self._fail("a field", f"one of {', '.join(_FIELDS)}", field)
+        for field in ("args", "expect", "dtypes", "gaps"):
+            if not isinstance(data.get(field, {}), dict):
+                self._fail(field, "an object", data[field])
+        for field in ("name", "why"):
+            if not isinstance(data.get(field, ""), str):
+                self._fail(field, "a text", data[field])
+        self._data = data
+        operator = data.get("op")
+        if operator not in reference.__all__:
+            self._fail("op", f"one of {', '.join(reference.__all__)}", operator, reference.__all__)
+        self._operator: str = operator
+        self._known = arguments_of(self._operator)
+
+    def case(self) -> Case:
+        data, known = self._data, self._known
+        for field in ("dtypes", "gaps"):
+            for name in data.get(field, {}):
+                if name not in known:
+                    self._fail(field, f"arguments of {self._operator}", name, known)
+        expect = {}
+        for name, value in data.get("expect", {}).items():
+            if name not in known or not known[name].written:
+                self._fail("expect", f"outputs of {self._operator}", name, known)
+            expect[name] = self._tensor(f"expect.{name}", name, value)
+        args: dict[str, Any] = {}
+        for name, value in data.get("args", {}).items():
+            if name in _SIZES:
+                self._check_size(name, value, expect)
+            elif name not in known:
+                self._fail("args", f"arguments of {self._operator}", name, known)
+            elif value is not None or known[name].required:
+                args[name] = self._argument(name, value)
+        for name, argument in known.items():
+            if argument.required and name not in args and name not in expect:
+                self._fail("args", f"{name}, which {self._operator} needs", "none")
+        return Case(
+            self._operator,
+            _with_counts(self._operator, args),
+            expect,
+            data.get("name", ""),
+            data.get("why", ""),
+        )
+
+    def _fail(self, field: str, expected: str, got: object, names: Iterable[str] = ()) -> NoReturn:
         text = repr(got)
         near = get_close_matches(str(got), names, 1)
         raise CaseError(
-            f"{source}: {field}: expected {expected}, got {text[:80]}{'...' * (len(text) > 80)}"
+            f"{self._source}: {field}: expected {expected}, got "
+            f"{text[:80]}{'...' * (len(text) > 80)}"
             + "".join(f"; did you mean {name}?" for name in near)
         )
 
-    if not isinstance(data, dict):
-        fail("the file", "an object", data)
-    for field in data:
-        if field not in _FIELDS:
-            fail("a field", f"one of {', '.join(_FIELDS)}", field)
-    for field in ("args", "expect", "dtypes", "gaps"):
-        if not isinstance(data.get(field, {}), dict):
-            fail(field, "an object", data[field])
-    for field in ("name", "why"):
-        if not isinstance(data.get(field, ""), str):
-            fail(field, "a text", data[field])
-    operator = data.get("op")
-    if operator not in reference.__all__:
-        fail("op", f"one of {', '.join(reference.__all__)}", operator, reference.__all__)
-    known = arguments_of(operator)
-    given, dtypes, gaps = data.get("args", {}), data.get("dtypes", {}), data.get("gaps", {})
+    def _check_size(self, name: str, value: Any, expect: dict[str, Tensor]) -> None:
+        size = self._integer(f"args.{name}", value)
+        outputs, more = _SIZES[name]
+        for output in outputs:
+            if output in expect and expect[output].shape[-1] != size + more:
+                got = f"{expect[output].shape[-1]}"
+                self._fail(f"expect.{output}", f"{name} {size}", got)
 
-    def tensor(field: str, name: str, value: Any) -> Tensor:
-        argument = known[name]
-        dtype = {**_DTYPES, "either": index_dtype, "bool": torch.bool}[argument.dtype]
-        if argument.dtype == "either" and name in dtypes:
-            if dtypes[name] not in _DTYPES:
-                fail(f"dtypes.{name}", "int32 or int64", dtypes[name])
-            dtype = _DTYPES[dtypes[name]]
-        rank = argument.shape.count(",") + 1
+    def _argument(self, name: str, value: Any) -> Any:
+        kind = self._known[name].kind
+        if name == "num_rows" and not isinstance(value, list):
+            return self._tensor(f"args.{name}", name, [value])
+        if kind == "tensor":
+            return self._tensor(f"args.{name}", name, value)
+        if kind == "int":
+            return self._integer(f"args.{name}", value)
+        if not isinstance(value, bool):
+            self._fail(f"args.{name}", "true or false", value)
+        return value
+
+    def _integer(self, field: str, value: Any, dtype: torch.dtype = torch.int64) -> int:
+        if type(value) is not int:
+            self._fail(field, "an integer", value)
+        if not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:
+            self._fail(field, f"an {str(dtype).removeprefix('torch.')}", value)
+        return value
+
+    def _dtype(self, name: str) -> torch.dtype:
+        named = self._data.get("dtypes", {}).get(name)
+        if named is not None and named not in list(_DTYPES):
+            self._fail(f"dtypes.{name}", "int32 or int64", named)
+        free = _DTYPES.get(named, self._index_dtype)
+        return {**_DTYPES, "either": free, "bool": torch.bool}[self._known[name].dtype]
+
+    def _tensor(self, field: str, name: str, value: Any) -> Tensor:
+        shape, dtype = self._known[name].shape, self._dtype(name)
         if not isinstance(value, list):
-            fail(f"{field}.{name}", f"a list [{argument.shape}]", value)
-        rows = [value] if rank == 1 else value
-        for row in rows:
+            self._fail(field, f"a list [{shape}]", value)
+        is_table = "," in shape
+        for row in value if is_table else [value]:
             if not isinstance(row, list):
-                fail(f"{field}.{name}", f"a list of lists [{argument.shape}]", value)
-            if len(row) != len(rows[0]):
-                fail(f"{field}.{name}", f"lists of the same length, {len(rows[0])}", row)
+                self._fail(field, f"a list of lists [{shape}]", value)
+            if is_table and len(row) != len(value[0]):
+                self._fail(field, f"lists of the same length, {len(value[0])}", row)
             for element in row:
-                if dtype == torch.bool:
-                    if not isinstance(element, bool):
-                        fail(f"{field}.{name}", "true or false", element)
-                elif type(element) is not int:
-                    fail(f"{field}.{name}", "integers", element)
-                elif not torch.iinfo(dtype).min <= element <= torch.iinfo(dtype).max:
-                    fail(f"{field}.{name}", f"an {str(dtype).removeprefix('torch.')}", element)
-        gap = gaps.get(name, 0)
-        if type(gap) is not int or gap < 0:
-            fail(f"gaps.{name}", "a number of elements", gap)
+                if dtype != torch.bool:
+                    self._integer(field, element, dtype)
+                elif not isinstance(element, bool):
+                    self._fail(field, "true or false", element)
+        gap = self._data.get("gaps", {}).get(name, 0)
+        if type(gap) is not int or not 0 <= gap <= _MOST_GAP:
+            self._fail(f"gaps.{name}", f"0 to {_MOST_GAP} elements", gap)
         made = torch.tensor(value, dtype=dtype)
-        if rank == 2:
-            made = made.reshape(len(value), len(value[0]) if value else 0)
-            spaced = poisoned(*made.shape, dtype=dtype, gap=gap)
-            made = spaced.copy_(made)
-        return made
-
-    for field in ("dtypes", "gaps"):
-        for name in data.get(field, {}):
-            if name not in known:
-                fail(field, f"arguments of {operator}", name)
-    expect = {}
-    for name, value in data.get("expect", {}).items():
-        if name not in known or not known[name].written:
-            fail("expect", f"outputs of {operator}", name, known)
-        expect[name] = tensor("expect", name, value)
-    args: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in _SIZES:
-            outputs, more = _SIZES[name]
-            for output in outputs:
-                if output in expect and expect[output].shape[-1] != value + more:
-                    fail(f"expect.{output}", f"{name} {value}", f"{expect[output].shape[-1]}")
-        elif name not in known:
-            fail("args", f"arguments of {operator}", name, known)
-        elif value is None and not known[name].required:
-            continue
-        elif name == "num_rows" and not isinstance(value, list):
-            args[name] = tensor("args", name, [value])
-        elif known[name].kind == "tensor":
-            args[name] = tensor("args", name, value)
-        elif type(value) is not (bool if known[name].kind == "bool" else int):
-            fail(
-                f"args.{name}", f"a{' bool' if known[name].kind == 'bool' else 'n integer'}", value
-            )
-        else:
-            args[name] = value
-    for name, argument in known.items():
-        if argument.required and name not in args and name not in expect:
-            fail("args", f"{name}, which {operator} needs", "none")
-        if name == "num_accepted" and not argument.written:
-            args.setdefault(name, None)  # advance has to be told that there are none
-    return Case(operator, args, expect, data.get("name", ""), data.get("why", ""))
+        if not is_table:
+            return made
+        width = len(value[0]) if value else 0
+        spaced = poisoned(len(value), width, dtype=dtype, gap=gap)
+        return spaced.copy_(made.reshape(spaced.shape))
 
 
 def save_case(
@@ -291,11 +320,19 @@ def save_case(
     return _write_new(Path(directory), name, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
+def run_reference(operator: str, args: Mapping[str, Any]) -> None:
+    """Run an operation's reference on arguments by name, which it updates."""
+    getattr(reference, operator)(**_with_counts(operator, args))
+
+
+def _with_counts(operator: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    # advance has to be told that there are none.
+    return {**({"num_accepted": None} if operator == "advance" else {}), **args}
+
+
 def _results(operator: str, args: Mapping[str, Any], written: list[str]) -> dict[str, Tensor]:
     copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in args.items()}
-    if operator == "advance":
-        copies.setdefault("num_accepted", None)  # it has to be told that there are none
-    getattr(reference, operator)(**copies)
+    run_reference(operator, copies)
     return {key: copies[key] for key in written}
 
 

@@ -107,8 +107,8 @@ RIGHT = {"op": "advance", "args": {"seq_lens": [3], "page_size": 4}, "expect": {
             r"args: expected arguments of advance, got 'seq_len'; did you mean seq_lens\?",
         ),
         ({"args": {"seq_lens": 3}}, r"args.seq_lens: expected a list \[B\], got 3"),
-        ({"args": {"seq_lens": [3.5]}}, "args.seq_lens: expected integers, got 3.5"),
-        ({"args": {"seq_lens": [True]}}, "args.seq_lens: expected integers, got True"),
+        ({"args": {"seq_lens": [3.5]}}, "args.seq_lens: expected an integer, got 3.5"),
+        ({"args": {"seq_lens": [True]}}, "args.seq_lens: expected an integer, got True"),
         (
             {"args": {"seq_lens": [2**63]}},
             "args.seq_lens: expected an int64, got 9223372036854775808",
@@ -131,8 +131,12 @@ RIGHT = {"op": "advance", "args": {"seq_lens": [3], "page_size": 4}, "expect": {
         ),
         (
             {"gaps": {"page_size": -1, "seq_lens": -1}},
-            "gaps.seq_lens: expected a number of elements",
+            "gaps.seq_lens: expected 0 to 1048576 elements",
         ),
+        ({"args": {"num_tokens": "a"}}, "args.num_tokens: expected an integer, got 'a'"),
+        ({"args": {"max_seq_len": 2**70}}, "args.max_seq_len: expected an int64, got 1180591"),
+        ({"dtypes": {"seq_lens": []}}, r"dtypes.seq_lens: expected int32 or int64, got \[\]"),
+        ({"gaps": {"seq_lens": 10**12}}, "gaps.seq_lens: expected 0 to 1048576 elements"),
         ({"gaps": {"nothing": 1}}, "gaps: expected arguments of advance, got 'nothing'"),
     ],
     ids=str,
@@ -154,5 +158,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CaseError, match=r"bad\.json: expected JSON"):
         load_case(tmp_path / "bad.json")
     (tmp_path / "bad.json").write_text("{'op'")
+    with pytest.raises(CaseError, match=r"bad\.json: expected JSON"):
+        load_case(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text("[" * 100_000)
     with pytest.raises(CaseError, match=r"bad\.json: expected JSON"):
         load_case(tmp_path / "bad.json")
