@@ -567,7 +567,8 @@ def differing(tmp_path: Path, step_: int, field: str, value: Any) -> list[Differ
         (1, "emitted", [11], None),  # one ends earlier
         (1, "committed_len", 7, (0, 3, Place(1, 0, "8"), Place(1, 0, "7"))),
         (1, "used_pages", 2, (0, 3, Place(1, 0, "3"), Place(1, 0, "2"))),
-        (2, "status", 5, (1, 2, Place(2, 0, "0"), Place(2, 0, "OVERFLOW BAD_COUNT"))),
+        (2, "status", 5, (1, 2, Place(2, 0, "-"), Place(2, 0, "OVERFLOW, BAD_COUNT"))),
+        (2, "status", 64, (1, 2, Place(2, 0, "-"), Place(2, 0, "64"))),
         (1, "draft_tokens", [1, 2, 3], None),
         (1, "accepted", 2, None),
     ],

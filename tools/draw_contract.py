@@ -124,7 +124,7 @@ def zeros(*shape: int) -> torch.Tensor:
 
 
 def flags(word: torch.Tensor) -> str:
-    return " ".join(bit.name or "" for bit in Status if bit & int(word))
+    return Status.words(int(word)) if word else ""
 
 
 # --- A step of four rows: stage, accept_greedy, draft_step ---------------------------------------

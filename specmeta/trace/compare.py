@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specmeta.status import Status
 from specmeta.trace.file import Ints, Trace
-from specmeta.trace.totals import faults_in_words
 
 __all__ = ["FIELDS", "Difference", "Place", "compare"]
 
@@ -131,4 +131,4 @@ def _compare_request(request: int, a: _Story, b: _Story) -> Iterator[Difference]
 
 
 def _show(field: str, value: int) -> str:
-    return faults_in_words(value) or "0" if field == "status" else str(value)
+    return Status.words(value) if field == "status" else str(value)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,7 +289,7 @@ class _Reader:
             self._note,
         )
 
-    def _fail(self, field: str, message: str) -> None:
+    def _fail(self, field: str, message: str) -> NoReturn:
         raise TraceError(f"{self._path}, line {self._line}: {field}: {message}")
 
     def _parse(self, lines: io.BufferedIOBase) -> Iterator[dict[str, Any]]:
@@ -323,7 +323,6 @@ class _Reader:
         if record is None or record.get("format") != FORMAT:
             got = "nothing" if record is None else repr(record.get("format"))
             self._fail("format", f"expected {FORMAT!r}, got {got}")
-            raise AssertionError
         if record.get("version") != VERSION:
             self._fail("version", f"expected {VERSION}, got {record.get('version')!r}")
         for name, low in (("page_size", 1), ("num_slots", 0)):

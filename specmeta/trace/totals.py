@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specmeta.status import Status
 from specmeta.trace.file import Ints, Trace
 
-__all__ = ["Totals", "by_step", "faults_in_words", "summarize"]
+__all__ = ["Totals", "by_step", "summarize"]
 
 
 class Totals(NamedTuple):
@@ -95,8 +95,3 @@ def _verifying(trace: Trace) -> NDArray[np.bool_]:
     known = np.minimum(trace["drafts"], trace["accepted"]) >= 0
     verifying: NDArray[np.bool_] = (trace["prompt_len"] == 0) & known
     return verifying
-
-
-def faults_in_words(bits: int) -> str:
-    """Name the bits of a status."""
-    return " ".join(str(bit.name) for bit in Status if bits & bit)
