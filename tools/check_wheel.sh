@@ -17,7 +17,7 @@ if [ $# -gt 1 ]; then
   "$clean/venv/bin/pip" install --quiet "$2" numpy pytest hypothesis tqdm
   cp -r "$root/tests" "$root/pyproject.toml" .
   tests=(tests/test_cases.py tests/test_errors.py tests/test_batch.py tests/test_large.py)
-  tests+=(tests/test_advance.py tests/test_stage.py tests/test_accept.py tests/test_draft_step.py)
+  tests+=(tests/test_advance.py tests/test_stage.py tests/test_accept.py tests/test_draft_step.py tests/test_observe.py)
   "$clean/venv/bin/python" -m pytest -q "${tests[@]}"
 else
   # The packages of .venv by path; specmeta itself is not among them, since .venv has it as an editable install.
