@@ -14,7 +14,7 @@ __all__ = ["EXTRAS", "find_device", "how_to_install", "os_reason"]
 EXTRAS = {
     "generate": ("rich", "safetensors", "transformers"),
     "serve": ("prometheus_client", "pydantic", "starlette", "uvicorn"),
-    "trace": ("matplotlib", "numpy", "rich"),
+    "debug": ("matplotlib", "numpy", "rich"),
     "smollm2": ("accelerate", "gguf", "pip"),
 }
 

@@ -110,7 +110,7 @@ def inspect(batch: BatchMetadata) -> BatchTable:
         from rich.console import Group
         from rich.text import Text
     except ImportError as error:
-        raise ImportError(f"specmeta.inspect needs rich: {how_to_install('generate')}") from error
+        raise ImportError(f"specmeta.inspect needs rich: {how_to_install('debug')}") from error
     state = _State(batch)
     faults = [*state.row_faults(), *state.slot_faults()]
     head = Text("BatchMetadata", style="bold").append(f" {state.describe()}", "not bold")

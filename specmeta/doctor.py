@@ -21,7 +21,7 @@ from specmeta._environment import EXTRAS, how_to_install
 USES = {
     "generate": "every command that runs a model",
     "serve": "`specmeta serve`",
-    "trace": "`specmeta trace`",
+    "debug": "`specmeta.inspect`, `specmeta explain` and `specmeta trace`",
     "smollm2": "`--model smollm2`",
 }
 
@@ -111,13 +111,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"nvcc          {'found' if nvcc else 'not found'}")
     gpu = _check_gpu(build)
     missing += gpu
+    versions = {package: _version(package) for names in EXTRAS.values() for package in names}
+    for package, version in versions.items():
+        print(f"{package:<13} {version or 'not installed'}")
     for extra, packages in EXTRAS.items():
-        lacking = []
-        for package in packages:
-            version = _version(package)
-            print(f"{package:<13} {version or 'not installed'}")
-            if version is None:
-                lacking.append(package)
+        lacking = [package for package in packages if versions[package] is None]
         if lacking:
             missing.append(f"{', '.join(lacking)} for {USES[extra]}: {how_to_install(extra)}")
 

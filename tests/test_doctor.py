@@ -63,7 +63,8 @@ def test_without_the_library(tmp_path: Path) -> None:
     [
         ({"rich"}, "rich for every command that runs a model: {} '.[generate]'"),
         ({"starlette", "uvicorn"}, "starlette, uvicorn for `specmeta serve`: {} '.[serve]'"),
-        ({"matplotlib"}, "matplotlib for `specmeta trace`: {} '.[trace]'"),
+        ({"rich"}, f"rich for {doctor.USES['debug']}: {{}} '.[debug]'"),
+        ({"matplotlib"}, f"matplotlib for {doctor.USES['debug']}: {{}} '.[debug]'"),
         ({"gguf"}, "gguf for `--model smollm2`: {} '.[smollm2]'"),
     ],
 )
@@ -78,6 +79,8 @@ def test_missing_packages(
     doctor.main([])
     out = capsys.readouterr().out
     assert line.format("pip install --no-build-isolation") in out
+    for package in {name for names in EXTRAS.values() for name in names}:
+        assert len(re.findall(rf"^{package} ", out, re.MULTILINE)) == 1, package
 
 
 def test_the_extras_are_those_of_the_package() -> None:

@@ -40,10 +40,10 @@ def main(argv: Sequence[str]) -> int:
     if args.output is not None and args.output.suffix not in (".html", ".png"):
         parser.error(f"--output: expected a name that ends with .html or .png, got {args.output}")
     try:
-        for name in EXTRAS["trace"]:
+        for name in EXTRAS["debug"]:
             importlib.import_module(name)
     except ImportError as error:
-        parser.error(f"{error.name} is missing: {how_to_install('trace')}")
+        parser.error(f"{error.name} is missing: {how_to_install('debug')}")
     from specmeta.trace.compare import compare
     from specmeta.trace.file import TraceError, read
 
