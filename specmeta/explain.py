@@ -349,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from rich.console import Console
     except ImportError:
-        parser.error(f"rich is missing: {how_to_install('generate')}")
+        parser.error(f"rich is missing: {how_to_install('debug')}")
     source = "standard input" if args.file == "-" else args.file
     try:
         case = read_call(_read(args.file), source=source, operator=args.op)
