@@ -212,7 +212,8 @@ class Search:
 
         def make(report: Callable[[int, str], None]) -> int:
             return play(
-                *(walk, self.operators),
+                walk,
+                self.operators,
                 device=self.device,
                 guarded=self.guarded,
                 report=report,
@@ -231,7 +232,9 @@ class Search:
         if not call.refused:
             try:
                 path = cases.save_case(
-                    *(self.directory, call.operator, call.want),
+                    self.directory,
+                    call.operator,
+                    call.want,
                     name=re.sub(r"\W+", "_", f"fuzz_{failure.kind}")[:60].strip("_"),
                     why=f"Found by make fuzz: {failure.message.splitlines()[0]}",
                 )
@@ -242,7 +245,9 @@ class Search:
 
                 def replay() -> int:
                     play_call(
-                        *(call.operator, call.want, self.operators),
+                        call.operator,
+                        call.want,
+                        self.operators,
                         device=self.device,
                         guarded=self.guarded,
                     )

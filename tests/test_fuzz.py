@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -59,8 +58,10 @@ def test_walks_reach_every_operation_with_live_rows() -> None:
     lengths: Counter[str] = Counter()
     for call in World(Walk("wild", rows=4, slots=5, more_tokens=9, ledger=24, steps=steps)).calls():
         made[call.operator] += 1
-        getattr(specmeta, call.operator)(**call.got) if not call.refused else None
-        if not call.refused and "seq_lens" in call.got:
+        if call.refused:
+            continue
+        getattr(specmeta, call.operator)(**call.got)
+        if "seq_lens" in call.got:
             lengths[call.operator] += int((call.got["seq_lens"] > 0).sum())
     assert set(made) == set(OPERATORS)
     assert all(lengths[name] for name in ("stage", "accept_greedy", "draft_step", "keep_last"))
@@ -224,11 +225,6 @@ def test_bad_arguments(
         fuzz.main(arguments)
     assert error.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_finding_survives_json() -> None:
-    finding = fuzz.Finding("Walk()", "advance: seq_lens", "text", "a.json", True)
-    assert fuzz.Finding(**json.loads(json.dumps(vars(finding)))) == finding
 
 
 def test_a_round_that_crashes_is_searched_again(tmp_path: Path) -> None:

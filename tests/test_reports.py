@@ -14,12 +14,6 @@ ROWS = re.findall(rf"^\| {LINK} \| ([^|]+) \| {LINK} \| {LINK} \|$", PAGE, re.MU
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[2]} {row[0]}")
 
 
-def anchors(page: str) -> set[str]:
-    """Give the anchors of a page's headings, named as GitHub and MyST name them."""
-    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
 def test_the_table_is_what_the_text_tells() -> None:
     lines = re.findall(r"^\| \[", PAGE, re.MULTILINE)
     entries = re.findall(r"^- \*\*(.+?)\*\*: ", PAGE, re.MULTILINE)
@@ -35,14 +29,12 @@ def test_report(row: tuple[str, ...]) -> None:
     repositories = {u.rsplit("/", 2)[0] for _, u, e, *_ in ROWS if e == engine}
     assert len(repositories) == 1, "an engine with two repositories"
 
-    page, anchor = rule.split("#")
-    assert page == "contract.md"
-    assert anchor in anchors((ROOT / "docs/contract.md").read_text())
+    # That what is linked exists is tested for all pages (test_docs.py).
+    assert rule.startswith("contract.md#")
 
     target = ROOT / "docs" / place
     if target.suffix == ".json":
         assert target.stem == name
         assert target.parent.resolve() == ROOT / "tests/cases"
-        assert target.is_file()
     else:
         assert f"\ndef {name}(" in target.read_text()

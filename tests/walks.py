@@ -44,7 +44,8 @@ MAX_STEPS = 30
 ALL_GIVEN = 3 * 2**48 - 1
 MAX_LISTS = 9  # steps of draft_lists
 
-# What an argument is not given without; before the dot, for which operation only.
+# What an argument is not given without; before the dot, for which operation only. A copy of what
+# docs/contract.md says under "Companions", which the schemas of the operators do not tell.
 NEEDS = {
     "num_pages": ("page_table",),
     "alloc_pages": ("alloc_indptr",),
@@ -762,8 +763,8 @@ class World:
             place = tuple(slice(0, n) for n in _shape(argument, sizes))
             call.got[name] = self.buffers[key].got[place]
             call.want[name] = self.buffers[key].want[place]
-        call.got.setdefault("num_accepted", None) if operator == "advance" else None
-        call.want.setdefault("num_accepted", None) if operator == "advance" else None
+        if operator == "advance" and "num_accepted" not in names:
+            call.got["num_accepted"] = call.want["num_accepted"] = None
         if not clean and rng.random() < 0.03:
             self._spoil(call, rng)
         return call
@@ -780,10 +781,6 @@ class World:
         names |= required
         if "alloc_pages" in names and "page_table" in names:
             names -= {"alloc_pages"} if needed or rng.random() < 0.7 else {"page_table"}
-        if operator == "map_slots" and not names & {"alloc_pages", "page_table"}:
-            names.add("page_table")
-        if operator == "stage" and not names & {"known_lens", "query_lens"}:
-            names.add("query_lens")
         while True:
             kept = {
                 name
