@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import specmeta
-from specmeta import batch, cli, generate, graph, ops
+from specmeta import batch, cli, generate, graph, ops, trace
 from specmeta.serving import engine, pages
 
 ROOT = Path(__file__).parent.parent
@@ -115,8 +115,9 @@ def test_commands(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert [word for word in words if word.startswith("-") and word not in known] == [], line
 
 
-@pytest.mark.parametrize("module", [batch, engine, generate, graph, ops, pages])
-def test_docstrings(module: Any) -> None:
+@pytest.mark.parametrize("module", [batch, engine, generate, graph, ops, pages, trace])
+def test_docstrings(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for what an example writes
     names = {"specmeta": specmeta, "torch": torch}
     result = doctest.testmod(module, extraglobs=names)
     assert result.attempted > 0

@@ -7,6 +7,8 @@ import gzip
 import json
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ from specmeta.generate import generate
 from specmeta.models import Model, load
 from specmeta.serving.engine import Engine
 from specmeta.serving.request import SamplingParams
-from specmeta.trace.compare import Difference, Place, compare
+from specmeta.trace import compare
+from specmeta.trace.comparison import Difference, Place
 from specmeta.trace.page import make_page
 from specmeta.trace.totals import summarize
 
@@ -350,6 +353,27 @@ def test_nothing_is_recorded_outside(tmp_path: Path) -> None:
     assert not specmeta.observe.active()
 
 
+def test_recording_needs_torch_alone(tmp_path: Path) -> None:
+    code = f"""
+import sys
+for name in ("numpy", "rich", "matplotlib"):
+    sys.modules[name] = None
+import torch, specmeta, specmeta.trace
+with specmeta.trace.record({str(tmp_path / "run.jsonl.gz")!r}):
+    specmeta.advance(torch.tensor([2]), torch.tensor([33]), page_size=32)
+for name in ("read", "Trace", "compare"):
+    try:
+        getattr(specmeta.trace, name)
+    except ImportError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    install = "pip install --no-build-isolation '.[debug]'"
+    lines = [f"specmeta.trace.{n} needs numpy: {install}" for n in ("read", "Trace", "compare")]
+    assert done.stdout.splitlines() == lines, done.stderr
+    assert trace.read(tmp_path / "run.jsonl.gz")["seq_len"].tolist() == [35]
+
+
 # Files.
 
 
@@ -369,7 +393,7 @@ def test_round_trip(tmp_path: Path, name: str) -> None:
 
 def test_a_step_is_in_the_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl.gz"
-    writer = trace.file.Writer(path)
+    writer = traces.Writer(path)
     for count, record in enumerate((traces.HEADER, *STEPS)):
         writer.write(record)
         if count:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from specmeta.trace.file import FORMAT, VERSION, PageEvents, Ragged, Trace, Writer
+from specmeta.trace.file import PageEvents, Ragged, Trace
+from specmeta.trace.writer import FORMAT, VERSION, Writer
 
 HEADER = {"format": FORMAT, "version": VERSION, "page_size": 4, "num_slots": 3}
 

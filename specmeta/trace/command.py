@@ -11,7 +11,7 @@ from specmeta._command import Parser, format_rate
 from specmeta._environment import EXTRAS, how_to_install, os_reason
 
 if TYPE_CHECKING:
-    from specmeta.trace.compare import Difference
+    from specmeta.trace.comparison import Difference
     from specmeta.trace.file import Trace
 
 __all__ = ["main"]
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             importlib.import_module(name)
     except ImportError as error:
         parser.error(f"{error.name} is missing: {how_to_install('debug')}")
-    from specmeta.trace.compare import compare
+    from specmeta.trace.comparison import compare
     from specmeta.trace.file import TraceError, read
 
     try:

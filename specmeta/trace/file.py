@@ -1,7 +1,6 @@
-"""The file of a trace: JSON lines, a header and then a step a line; gzip where its name ends so.
+"""Reads the file of a trace: JSON lines, compressed where its name ends with ``.gz``.
 
-``docs/trace.md`` describes every field. A step is written whole and sent to the system at once, so
-a crash leaves a file that can be read.
+``docs/trace.md`` describes every field.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmeta._environment import os_reason
+from specmeta.trace.writer import FORMAT, VERSION
 
-__all__ = ["FORMAT", "VERSION", "PageEvents", "Ragged", "Trace", "TraceError", "Writer", "read"]
-
-FORMAT = "specmeta trace"
-VERSION = 1
+__all__ = ["PageEvents", "Ragged", "Trace", "TraceError", "read"]
 
 Ints = NDArray[np.int64]
 
@@ -47,36 +44,6 @@ _MOST = 2**31 - 1
 
 class TraceError(ValueError):
     """A file that isn't a trace, or is broken: the message names file, line and field."""
-
-
-class Writer:
-    """Appends steps to a new file.
-
-    Parameters
-    ----------
-    path : str or Path
-        Ends with ``.gz``: compressed.
-
-    Raises
-    ------
-    OSError
-        The file can't be made.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self._raw = open(path, "wb")  # noqa: SIM115
-        is_compressed = str(path).endswith(".gz")
-        self._file = gzip.GzipFile(fileobj=self._raw, mode="wb") if is_compressed else self._raw
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Write a line, and send it to the system."""
-        self._file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """End the file."""
-        self._file.close()
-        self._raw.close()
 
 
 class Ragged(NamedTuple):

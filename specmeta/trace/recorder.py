@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specmeta import observe
-from specmeta.trace.file import FORMAT, VERSION, Writer
+from specmeta.trace.writer import FORMAT, VERSION, Writer
 
 __all__ = ["Recorder", "record"]
 
