@@ -379,75 +379,102 @@ def main(argv: Sequence[str] | None = None) -> int:
         build_sanitized()
     print(f"seed {args.seed}, {args.minutes:g} minutes, plain rounds on {args.device}", flush=True)
     seconds = args.minutes * 60
-    totals = {kind: {"walks": 0, "calls": 0} for kind in kinds}
-    first = dict.fromkeys(kinds, 0)
-    findings: list[Finding] = []
     start = time.monotonic()
-    terminal = sys.stderr.isatty()
-    shrinking = ""
-    worker: subprocess.Popen[str] | None = None
     bar = tqdm(
         total=math.ceil(seconds),
         bar_format="{percentage:3.0f}%|{bar}| {elapsed}{postfix}",
-        mininterval=0.5 if terminal else 30,
+        mininterval=0.5 if sys.stderr.isatty() else 30,
     )
+    progress = Progress(bar, {kind: Total() for kind in kinds})
     with bar:
         try:
             turn, fork = 0, False
             while (left := start + seconds - time.monotonic()) > 0 or fork:
                 kind = kinds[turn % len(kinds)]
-                worker = start_worker(
-                    args,
-                    kind,
-                    first[kind],
-                    min(ROUND_SECONDS, left, seconds / len(kinds)),
-                    [finding.kind for finding in findings],
-                    fork,
-                )
-                walks = calls = repeats = 0
-                before = len(findings)
-                assert worker.stdout
-                for line in worker.stdout:
-                    event = json.loads(line)
-                    walks, calls, shrinking = event["walks"], event["calls"], event["shrinking"]
-                    repeats = event["repeats"]
-                    first[kind] = event.get("next", first[kind])
-                    if "finding" in event:
-                        finding = Finding(**event["finding"])
-                        findings.append(finding)
-                        bar.write(f"\n{kind}: {finding}\n", file=sys.stdout)
-                    made = [sum(t[key] for t in totals.values()) for key in ("walks", "calls")]
-                    bar.set_postfix_str(
-                        f"{made[0] + walks:,} walks, {made[1] + calls:,} calls, "
-                        f"{len(findings)} findings; {kind}{', shrinking' * bool(shrinking)}",
-                        refresh=False,
-                    )
-                    bar.update(min(round(time.monotonic() - start), bar.total) - bar.n)
-                totals[kind]["walks"] += walks
-                totals[kind]["calls"] += calls
-                crashed = worker.wait() != 0
-                again = crashed and not fork and not (kind == "plain" and args.device == "cuda")
-                if (crashed or fork) and not (again or repeats or len(findings) > before):
-                    log = log_of(kind, args.findings)
-                    message = f"search {first[kind] - (not crashed)} of this seed crashed: {log}"
-                    findings.append(Finding("not known", f"{kind}: crash", message))
-                    bar.write(f"\n{kind}: {findings[-1]}\n", file=sys.stdout)
-                    first[kind] += crashed
-                fork = again
+                share = min(ROUND_SECONDS, left, seconds / len(kinds))
+                fork = run_round(args, progress, kind, share, fork=fork)
                 turn += not fork
         except KeyboardInterrupt:
-            if shrinking:
-                findings.append(Finding("not shrunk: interrupted", "", shrinking))
-                bar.write(f"\n{findings[-1]}\n", file=sys.stdout)
-        finally:
-            if worker and worker.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(worker.pid, signal.SIGKILL)
-                worker.wait()
-    for kind, total in totals.items():
-        print(f"{kind}: {total['walks']:,} walks, {total['calls']:,} calls")
+            if progress.shrinking:
+                finding = Finding("not shrunk: interrupted", "", progress.shrinking)
+                progress.add(kind, finding)
+    for kind, total in progress.totals.items():
+        print(f"{kind}: {total.walks:,} walks, {total.calls:,} calls")
+    findings = progress.findings
     print(f"{len(findings)} findings{f' in {args.findings}' if findings else ''}")
     return 1 if findings else 0
+
+
+@dataclass
+class Total:
+    """What the rounds of a kind have made, and the number of the search that comes next."""
+
+    walks: int = 0
+    calls: int = 0
+    next: int = 0
+
+
+@dataclass
+class Progress:
+    """What all rounds have made and found, shown as a bar."""
+
+    bar: Any
+    totals: dict[str, Total]
+    findings: list[Finding] = field(default_factory=list)
+    shrinking: str = ""  # what is being shrunk now
+
+    def add(self, kind: str, finding: Finding) -> None:
+        self.findings.append(finding)
+        self.bar.write(f"\n{kind}: {finding}\n", file=sys.stdout)
+
+    def show(self, kind: str) -> None:
+        walks = sum(total.walks for total in self.totals.values())
+        calls = sum(total.calls for total in self.totals.values())
+        self.bar.set_postfix_str(
+            f"{walks:,} walks, {calls:,} calls, "
+            f"{len(self.findings)} findings; {kind}{', shrinking' * bool(self.shrinking)}",
+            refresh=False,
+        )
+        elapsed = round(self.bar.format_dict["elapsed"])
+        self.bar.update(min(elapsed, self.bar.total) - self.bar.n)
+
+
+def run_round(
+    args: argparse.Namespace, progress: Progress, kind: str, seconds: float, *, fork: bool
+) -> bool:
+    """Run a round; say whether it has to be run again, with a fork for each walk."""
+    total = progress.totals[kind]
+    walks, calls, findings = total.walks, total.calls, len(progress.findings)
+    repeats = 0
+    known = [finding.kind for finding in progress.findings]
+    worker = start_worker(args, kind, total.next, seconds, known, fork)
+    assert worker.stdout
+    try:
+        for line in worker.stdout:
+            event = json.loads(line)
+            total.walks, total.calls = walks + event["walks"], calls + event["calls"]
+            total.next = event.get("next", total.next)
+            repeats, progress.shrinking = event["repeats"], event["shrinking"]
+            if "finding" in event:
+                progress.add(kind, Finding(**event["finding"]))
+            progress.show(kind)
+        crashed = worker.wait() != 0
+    finally:
+        if worker.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+
+    can_fork = kind == "sanitized" or args.device == "cpu"  # a process with CUDA cannot
+    if crashed and not fork and can_fork:
+        return True
+    explained = repeats > 0 or len(progress.findings) > findings
+    if (crashed or fork) and not explained:  # with forks, the crash did not come again
+        search = total.next if crashed else total.next - 1
+        message = f"search {search} of this seed crashed: {log_of(kind, args.findings)}"
+        progress.add(kind, Finding("not known", f"{kind}: crash", message))
+        total.next = search + 1
+    return False
 
 
 def start_worker(
