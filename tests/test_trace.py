@@ -541,6 +541,11 @@ def test_pages_rewinds_and_faults(tmp_path: Path) -> None:
     }
 
 
+def test_a_fault_without_a_name(tmp_path: Path) -> None:
+    run = trace.read(write(tmp_path / "run.jsonl", [step(0, {"status": 64 + 1})]))
+    assert summarize(run)["faults"] == {"OVERFLOW": 1, "64": 1}
+
+
 def test_a_page_that_two_hold(tmp_path: Path) -> None:
     row = {"emitted": [1]}
     steps = [

@@ -15,6 +15,7 @@ import traces
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from specmeta import trace
+from specmeta.status import Status
 from specmeta.trace.page import make_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -110,13 +111,18 @@ def test_the_whole_run(opened: Page) -> None:
         "rows": "6",
         "requests": "3",
         "tokens": "5",
-        "acceptance": "33.3% (1/3)",
+        "target passes": "2",
+        "tokens a pass": "1.50",
+        "acceptance": "33.33% (1/3 tokens)",
+        "acceptance by position": "100.0% 0.0% 0.0%",
+        "tokens given up": "2",
         "rewinds over a page": "1",
-        "hand-overs": "1",
+        "pages handed over": "1",
         "pages held twice": "0",
-        "faults": "OVERFLOW 1",
+        "faults": "OVERFLOW in 1 rows",
         "page size": "4",
     }
+    assert opened.locator("#summary .bad").all_inner_texts() == ["OVERFLOW in 1 rows"]
 
 
 def test_hover_tells_each_rows_numbers(opened: Page, run: trace.Trace) -> None:
@@ -137,6 +143,8 @@ def test_hover_tells_each_rows_numbers(opened: Page, run: trace.Trace) -> None:
             assert [shown.get("drafts", ""), shown.get("emitted", "")] == ids
             assert shown["pages used"] == str(value["used_pages"])
     assert tip(opened)["status"] == "OVERFLOW"
+    assert opened.evaluate("faultNames(8 + 64 + 1)") == Status.words(8 + 64 + 1)
+    assert opened.evaluate("faultNames(0)") == ""
     point_at_row(opened, 1, 0)
     assert tip(opened)["given up"] == "2 tokens, 1 page"
     assert tip(opened)["query tokens"] == "4 (1 certain, 3 drafts), behind 6 cached"
@@ -338,7 +346,9 @@ def test_a_large_run(browser: Browser, tmp_path: Path) -> None:
     begun = time.monotonic()
     opened = Opened(browser, tmp_path / "page.html")
     page = opened.page
-    print(f"\n{run.num_rows} rows, {size / 1e6:.1f} MB: opened in {time.monotonic() - begun:.1f} s")
+    opening = time.monotonic() - begun
+    print(f"\n{run.num_rows} rows, {size / 1e6:.1f} MB: opened in {opening:.1f} s")
+    assert opening < 30
     seconds, steps = page.evaluate(
         """async () => {
           const frame = () => new Promise((done) => requestAnimationFrame(done));
@@ -352,6 +362,7 @@ def test_a_large_run(browser: Browser, tmp_path: Path) -> None:
         }"""
     )
     print(f"{steps} moves of the slider: {seconds / steps * 1000:.0f} ms each")
+    assert seconds / steps < 0.5
     show_step(page, 7777)
     row = int(run.first[7777]) + 100
     assert page.locator("#rows tr").count() == 256

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specmeta._command import Parser, format_rate
+from specmeta._command import Parser
 from specmeta._environment import EXTRAS, how_to_install, os_reason
 
 if TYPE_CHECKING:
@@ -92,10 +92,12 @@ def _print_summary(trace: Trace) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from specmeta.trace.totals import describe
+
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, value in _summary(trace):
+    for name, value in describe(trace):
         table.add_row(name, value)
     console = Console()
     console.print(table)
@@ -103,34 +105,11 @@ def _print_summary(trace: Trace) -> None:
         console.print(f"Note: {trace.note}.")
 
 
-def _summary(trace: Trace) -> list[tuple[str, str]]:
-    from specmeta.trace.totals import summarize
-
-    summary = summarize(trace)
-    accepted, drafted = summary["accepted"], summary["drafted"]
-    pairs = zip(accepted, drafted, strict=True)
-    passes = summary["target_passes"]
-    faults = [f"{name} in {rows} rows" for name, rows in summary["faults"].items()]
-    return [
-        ("steps", str(summary["steps"])),
-        ("rows", str(summary["rows"])),
-        ("requests", str(summary["requests"])),
-        ("tokens", str(summary["tokens"])),
-        ("target passes", str(passes)),
-        ("tokens a pass", f"{1 + sum(accepted) / passes:.2f}" if passes else "-"),
-        ("acceptance", format_rate(sum(accepted), sum(drafted))),
-        ("acceptance by position", " ".join(f"{a / d:.1%}" for a, d in pairs) or "-"),
-        ("tokens given up", str(summary["rewound_tokens"])),
-        ("rewinds over a page", str(summary["rewinds"])),
-        ("pages handed over", str(summary["handovers"])),
-        ("pages held twice", str(summary["shared_pages"])),
-        ("faults", ", ".join(faults) or "none"),
-    ]
-
-
 def _print_differences(traces: list[Trace], differences: list[Difference]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from specmeta.trace.totals import describe
 
     console = Console()
     names: list[Any] = [Path(trace.path).name for trace in traces]
@@ -151,7 +130,7 @@ def _print_differences(traces: list[Trace], differences: list[Difference]) -> No
     table.add_column()
     for name in names:
         table.add_column(name, justify="right")
-    for (name, a), (_, b) in zip(*(_summary(trace) for trace in traces), strict=True):
+    for (name, a), (_, b) in zip(*(describe(trace) for trace in traces), strict=True):
         table.add_row(name, a, b)
     console.print(table)
     for trace in traces:

@@ -1,6 +1,7 @@
 "use strict";
-// The page of a trace. Nothing here takes time in proportion to the whole run but `load`: what is
-// drawn is found by binary search, from the step that is chosen.
+// The page of a trace. `load` goes over the whole run, as the picture of the run does, which is made
+// once for each size and theme; the search for the next mark may. Else a step costs what is drawn of
+// it, the window of steps around it and all pages: what they need is found by binary search.
 
 const $ = (id) => document.getElementById(id);
 const meta = JSON.parse($("meta").textContent);
@@ -23,7 +24,7 @@ async function load() {
   for (const { name, type, at, length } of meta.arrays) data[name] = new TYPES[type](buffer, at, length);
 
   numSteps = data.first.length - 1;
-  numRequests = meta.summary.requests;
+  numRequests = meta.num_requests;
   numPages = data.event_page.length ? data.event_page[data.event_page.length - 1] + 1 : 0;
   index.request = group(data.request, numRequests);
   index.page = group(data.event_page, numPages);
@@ -471,7 +472,12 @@ function history(page, most = 6) {
 // --- Numbers: the tip under the pointer, and the table.
 
 const unknown = (value) => (value < 0 ? "–" : String(value));
-const faultNames = (bits) => Object.keys(meta.status).filter((name) => bits & meta.status[name]).join(" ");
+/** The names of a status word's bits, and what no name stands for as a number. */
+function faultNames(word) {
+  const names = Object.keys(meta.status).filter((name) => word & meta.status[name]);
+  const rest = names.reduce((bits, name) => bits & ~meta.status[name], word);
+  return [...names, ...(rest ? [rest] : [])].join(", ");
+}
 const plural = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
 
 function rewindOf(row) {
@@ -769,20 +775,14 @@ function listen() {
   new ResizeObserver(() => { layOutTimeline(); layOutMap(); runPicture = null; invalidate(); }).observe(document.querySelector("main"));
 }
 
+// What these say where nothing is wrong.
+const FINE = { "pages held twice": "0", faults: "none" };
+
 function showSummary() {
-  const { summary } = meta, add = (values) => values.reduce((a, b) => a + b, 0);
-  const drafted = add(summary.drafted), accepted = add(summary.accepted);
-  const faults = Object.entries(summary.faults).map(([name, rows]) => `${name} ${rows}`).join(", ");
-  const facts = {
-    steps: summary.steps, rows: summary.rows, requests: summary.requests, tokens: summary.tokens,
-    acceptance: drafted ? `${((100 * accepted) / drafted).toFixed(1)}% (${accepted}/${drafted})` : "–",
-    "rewinds over a page": summary.rewinds, "hand-overs": summary.handovers,
-    "pages held twice": summary.shared_pages, faults: faults || "none", "page size": meta.page_size,
-  };
-  for (const [name, value] of Object.entries(facts)) {
-    const pair = document.createElement("div"), number = element("dd", typeof value === "number" ? value.toLocaleString("en") : value);
-    if ((name === "faults" && faults) || (name === "pages held twice" && value)) number.className = "bad";
-    pair.append(element("dt", name), number);
+  for (const [name, text] of meta.summary) {
+    const pair = document.createElement("div"), value = element("dd", text);
+    if (name in FINE && text !== FINE[name]) value.className = "bad";
+    pair.append(element("dt", name), value);
     $("summary").append(pair);
   }
   $("note").hidden = !meta.note;

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specmeta.status import Status
 from specmeta.trace.file import OPTIONAL, REQUIRED, Trace
-from specmeta.trace.totals import by_step, summarize
+from specmeta.trace.totals import by_step, describe
 
 __all__ = ["make_page"]
 
@@ -34,9 +34,10 @@ def make_page(trace: Trace) -> str:
     meta = {
         "page_size": trace.page_size,
         "num_slots": trace.num_slots,
+        "num_requests": trace.num_requests,
         "arrays": arrays,
         "status": {str(bit.name): int(bit) for bit in Status},
-        "summary": summarize(trace),
+        "summary": describe(trace),
         "note": trace.note,
     }
     parts = {

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specmeta._command import format_rate
 from specmeta.status import Status
 from specmeta.trace.file import Ints, Trace
 
-__all__ = ["Totals", "by_step", "summarize"]
+__all__ = ["Totals", "by_step", "describe", "summarize"]
 
 
 class Totals(NamedTuple):
@@ -65,7 +66,7 @@ def summarize(trace: Trace) -> dict[str, Any]:
         ``steps``, ``rows``, ``requests``, ``tokens`` (emitted), ``target_passes`` (rows behind
         their prompt that emitted something), ``drafted`` and ``accepted`` (by position in the
         draft), ``rewound_tokens``, ``rewinds`` (rows that gave up whole pages), ``handovers``,
-        ``shared_pages`` (pages that two held at once), ``faults`` (by name of the bit: rows).
+        ``shared_pages`` (pages that two held at once), ``faults`` (by the bit in words: rows).
     """
     verifying = _verifying(trace)
     accepted, drafts = trace["accepted"][verifying], trace["drafts"][verifying]
@@ -86,9 +87,36 @@ def summarize(trace: Trace) -> dict[str, Any]:
         "handovers": int((events.previous >= 0).sum()),
         "shared_pages": len(np.unique(events.page[events.holders > 1])),
         "faults": {
-            str(bit.name): int((faults & bit > 0).sum()) for bit in Status if (faults & bit).any()
+            Status.words(bit): int((faults & bit > 0).sum())
+            for bit in (1 << k for k in range(31))
+            if (faults & bit).any()
         },
     }
+
+
+def describe(trace: Trace) -> list[tuple[str, str]]:
+    """Return the figures of the whole run in words, by name."""
+    summary = summarize(trace)
+    accepted, drafted = summary["accepted"], summary["drafted"]
+    pairs = zip(accepted, drafted, strict=True)
+    passes = summary["target_passes"]
+    faults = [f"{name} in {rows:,} rows" for name, rows in summary["faults"].items()]
+    return [
+        ("page size", str(trace.page_size)),
+        ("steps", f"{summary['steps']:,}"),
+        ("rows", f"{summary['rows']:,}"),
+        ("requests", f"{summary['requests']:,}"),
+        ("tokens", f"{summary['tokens']:,}"),
+        ("target passes", f"{passes:,}"),
+        ("tokens a pass", f"{1 + sum(accepted) / passes:.2f}" if passes else "-"),
+        ("acceptance", format_rate(sum(accepted), sum(drafted))),
+        ("acceptance by position", " ".join(f"{a / d:.1%}" for a, d in pairs) or "-"),
+        ("tokens given up", f"{summary['rewound_tokens']:,}"),
+        ("rewinds over a page", f"{summary['rewinds']:,}"),
+        ("pages handed over", f"{summary['handovers']:,}"),
+        ("pages held twice", f"{summary['shared_pages']:,}"),
+        ("faults", ", ".join(faults) or "none"),
+    ]
 
 
 def _verifying(trace: Trace) -> NDArray[np.bool_]:
