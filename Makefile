@@ -9,7 +9,9 @@ DEMO_ARGS ?= --max-new-tokens 128
 SMOLLM2_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_ARGS ?=
-SPECMETA_CUDA ?= auto
+# As it was built last, so that SPECMETA_CUDA=0 need not be said again with every target.
+LAST_BUILT := $(patsubst $(VENV)/.built-%,%,$(firstword $(wildcard $(VENV)/.built-*)))
+SPECMETA_CUDA ?= $(or $(LAST_BUILT),auto)
 BUILT := $(VENV)/.built-$(SPECMETA_CUDA)
 # vLLM's environment: its torch is the same, its transformers is older.
 VLLM := .venv-vllm
