@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
+from typing import Any, TypeVar
 
 from specmeta.cases import arguments_of
 from specmeta.observe import Call
 
-__all__ = ["History", "Rows", "Wrong"]
+__all__ = ["History", "Recent", "Rows", "Wrong"]
+
+# Memory that is remembered. Engines that make tensors anew in each step would fill the host's.
+MOST_RECENT = 256
 
 _Request = tuple[int, int]  # a slot, and which of its requests
 _Written = tuple[_Request, int]  # and in which step
+_Value = TypeVar("_Value")
+
+
+class Recent(dict[Any, _Value]):
+    """Makes what is missing, and forgets what nobody has asked for longest."""
+
+    def __init__(self, make: Callable[[], _Value]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __getitem__(self, key: Any) -> _Value:
+        """Return a value; it is now the last one to be forgotten."""
+        value = self.pop(key) if key in self else self._make()
+        self[key] = value
+        return value
+
+    def __setitem__(self, key: Any, value: _Value) -> None:
+        super().__setitem__(key, value)
+        if len(self) > MOST_RECENT:
+            del self[next(iter(self))]
 
 
 @dataclass(frozen=True)
@@ -125,6 +149,16 @@ class Requests:
         self._end.pop(self.request(slot), None)
         self._number[slot] += 1
 
+    def added(self, slot: int, pages: list[int]) -> None:
+        """Take that a slot has more pages, whatever the host has put into them."""
+        self.given_back -= set(pages)
+        for page in pages:
+            self._found[self.request(slot)].pop(page, None)
+
+    def new(self, slot: int, page: int) -> bool:
+        """Return whether a request has not used a page before."""
+        return page not in self._found[self.request(slot)]
+
     def hold(self, slot: int, pages: list[int], start: int) -> None:
         """Take which pages a slot uses now, and the cache index at which its tokens begin."""
         before = self._pages.get(slot, [])
@@ -137,13 +171,16 @@ class Requests:
             self._found[self.request(slot)].pop(page, None)
         self._pages[slot] = pages
 
-    def use(self, slot: int, pages: list[int], written: set[int], step: int) -> Wrong | None:
-        """Take that a request reads all of these pages, and writes some of them."""
-        me = self.request(slot)
-        found = self._found[me]
+    def write(self, slot: int, pages: set[int], step: int) -> None:
+        """Take that a request writes these pages."""
+        self._writer |= dict.fromkeys(pages, (self.request(slot), step))
+
+    def use(self, slot: int, pages: list[int], written: set[int]) -> Wrong | None:
+        """Take that a request reads all of these pages, some of which it has just written."""
+        found = self._found[self.request(slot)]
         wrong = None
         for page in pages:
-            writer = (me, step) if page in written else self._writer.get(page)
+            writer = self._writer.get(page)
             if page in self.given_back:
                 wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "given back")
             elif page not in written and page in found and found[page] != writer and writer:
@@ -152,8 +189,6 @@ class Requests:
                 got = f"what slot {other} wrote in step {when}"
                 wrong = wrong or Wrong(f"page {page}", expected, got)
             found[page] = writer
-            if writer is not None:
-                self._writer[page] = writer
         return wrong
 
     def reach(self, slot: int, start: int, end: int) -> int | None:
@@ -167,16 +202,26 @@ class Requests:
         return before if start > before else None
 
 
+# What stage and draft_step leave for other operations, and which of them go on from it.
+_LEFT = {"seq_lens": "for which {} listed the pages", "position_ids": "as {} left it"}
+_GOES_ON = {
+    "accept_greedy": ("seq_lens", "position_ids"),
+    "accept_sampled": ("seq_lens", "position_ids"),
+    "draft_step": ("seq_lens", "position_ids"),
+    "draft_lists": ("seq_lens",),
+}
+
+
 class History:
     """What earlier calls left."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, Requests] = defaultdict(Requests)
-        # By the address of the lengths: what an operation that owns them left there.
-        self._lens: dict[int, tuple[list[int], str]] = {}
+        self._tables: Recent[Requests] = Recent(Requests)
+        # By the address of lengths or positions: what stage or draft_step left there.
+        self._left: Recent[tuple[list[int], str]] = Recent(lambda: ([], ""))
         # By the address of `committed_lens` and slot: what accept_* left, and whose it was.
-        self._committed: dict[int, dict[int, int]] = defaultdict(dict)
-        self._staged: dict[int, dict[int, _Request]] = defaultdict(dict)
+        self._committed: Recent[dict[int, int]] = Recent(dict)
+        self._staged: Recent[dict[int, _Request]] = Recent(dict)
 
     def of(self, table: int) -> Requests:
         """Return the requests whose pages stand in the table at this address."""
@@ -186,30 +231,33 @@ class History:
         """Return what doesn't fit to the calls before, if anything, and take this one in."""
         found = [
             *_repeated_slots(call, rows),
-            *self._moved_lens(call, rows),
+            *self._moved(call, rows),
             *self._pages(call, rows, step),
             *_broken_positions(call, rows),
         ]
         self._commit(call, rows)
         return found[0] if found else None
 
-    def _moved_lens(self, call: Call, rows: Rows) -> Iterator[Wrong]:
-        """Find lengths other than those for which their operation listed the pages."""
-        address = call.addresses.get("seq_lens")
-        if address is None:
-            return
-        if call.operator in ("accept_greedy", "accept_sampled", "draft_step", "draft_lists"):
-            left, by = self._lens.get(address, ([], ""))
-            now = call.before["seq_lens"].tolist()
+    def _moved(self, call: Call, rows: Rows) -> Iterator[Wrong]:
+        """Find lengths and positions other than those that the operation before left."""
+        for name in _GOES_ON.get(call.operator, ()):
+            left, by = self._left[call.addresses.get(name)]
+            # A draft loop begins behind stage, or with lengths that the engine itself made.
+            if by == "draft_step" and not call.values.get("draft_index"):
+                continue
+            now = call.before[name].tolist() if left else []
             for b in rows.live:
-                if b < len(left) and now[b] != left[b]:
-                    expected = f"{left[b]}, for which {by} listed the pages"
-                    yield Wrong(f"seq_lens[{b}]", expected, f"{now[b]}", b, rows.slot[b])
-        name = "seq_lens_out" if "seq_lens_out" in call.after else "seq_lens"
-        if name in call.after:
-            self._lens.pop(call.addresses[name], None)
-            if call.operator in ("stage", "draft_step"):
-                self._lens[call.addresses[name]] = (call.after[name].tolist(), call.operator)
+                for i in (b,) if name == "seq_lens" else rows.tokens[b]:
+                    if i < min(len(left), len(now)) and now[i] != left[i]:
+                        expected = f"{left[i]}, {_LEFT[name].format(by)}"
+                        yield Wrong(f"{name}[{i}]", expected, f"{now[i]}", b, rows.slot[b])
+        for name in call.after:
+            self._left.pop(call.addresses[name], None)
+        if call.operator in ("stage", "draft_step") and not call.values.get("last"):
+            for name in _LEFT:
+                out = f"{name}_out" if f"{name}_out" in call.after else name
+                if out in call.after:
+                    self._left[call.addresses[out]] = (call.after[out].tolist(), call.operator)
 
     def _commit(self, call: Call, rows: Rows) -> None:
         if call.operator.startswith("accept") and "committed_lens" in call.after:
@@ -230,23 +278,27 @@ class History:
             return
         ends = lens.tolist()
         of_row = {}
-        writer: dict[int, int] = {}
+        writer: dict[int, tuple[int, int]] = {}  # the slot, and the place among its pages
         for b in rows.live:
             slot = rows.slot[b]
             if slot is not None and ends[b] > 0:
                 start = ends[b] - len(rows.tokens[b])
                 pages = allocation.pages(slot)
                 written = allocation.written(pages, rows.tokens[b], start, ends[b])
-                writer.update(dict.fromkeys(written, slot))
-                of_row[b] = (slot, pages, written, start)
-        for b, (slot, pages, written, start) in of_row.items():
-            used = pages[: -(-ends[b] // allocation.page_size)]
-            requests.hold(slot, used, start)
-            for page in used:
-                if writer.get(page, slot) != slot:
-                    got = f"written by slot {writer[page]} in the same call"
+                used = pages[: -(-ends[b] // allocation.page_size)]
+                requests.hold(slot, used, start)
+                requests.write(slot, written, step)
+                writer |= {page: (slot, i) for i, page in enumerate(used) if page in written}
+                of_row[b] = (slot, used, written, start)
+        for b, (slot, used, written, start) in of_row.items():
+            for i, page in enumerate(used):
+                other, place = writer.get(page, (slot, i))
+                # A new request may read the prefix that another one is just writing.
+                joins = place == i and page not in written and requests.new(slot, page)
+                if other != slot and not joins:
+                    got = f"written by slot {other} in the same call"
                     yield Wrong(f"page {page}", "one request's", got, b, slot)
-            wrong = requests.use(slot, used, written, step)
+            wrong = requests.use(slot, used, written)
             if wrong is not None:
                 yield replace(wrong, row=b, slot=slot)
             yield from self._continuation(call, requests, b, slot, start, ends[b])

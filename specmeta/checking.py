@@ -9,9 +9,10 @@ What must hold between calls, whoever writes the tensors there:
 
 - a slot stands in one live row of ``stage``, and of what writes the slots' state;
 - no request writes a page that another one uses, and finds its own pages as it left them. Pages
-  may be shared as long as nobody writes them;
+  may be shared as long as nobody writes them, and a new request may read a prefix that another one
+  is just writing;
 - no page is used after it was given back, until a slot has it again;
-- lengths that ``stage`` and ``draft_step`` left are still those for which they listed pages;
+- lengths and positions are still those that ``stage`` and ``draft_step`` left;
 - the positions of a row's tokens are consecutive;
 - a request goes on where ``accept_*`` committed it, and never behind the end of its tokens.
 
@@ -27,19 +28,19 @@ import atexit
 import logging
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from specmeta import observe, reference
-from specmeta._history import History, Rows, Wrong
+from specmeta._history import History, Recent, Rows, Wrong
 from specmeta.cases import save_case
 from specmeta.observe import Call
+from specmeta.testing import poisoned
 
 __all__ = ["CheckError", "Checker", "Finding", "check"]
 
@@ -53,20 +54,20 @@ class Finding:
     Attributes
     ----------
     step : int
-        The how many-th call, with live rows, of this operation that writes the same tensors and
-        has the same numbers.
+        The how many-th call, with live rows, of this operation for the same tensors by slot, and
+        with the same numbers.
     operator : str
     wrong : Wrong
         ``field`` (an element, such as ``slot_mapping[5]``), ``expected``, ``got``, and ``row`` and
         ``slot`` where it belongs to one.
-    path : Path
-        The call's inputs, as a case file.
+    path : Path or None
+        The call's inputs, as a case file; None where none could be written.
     """
 
     step: int
     operator: str
     wrong: Wrong
-    path: Path
+    path: Path | None
 
     def __str__(self) -> str:
         """Return all of it as one sentence."""
@@ -75,8 +76,8 @@ class Finding:
         of = ", ".join(f"{name} {number}" for name, number in places if number is not None)
         return (
             f"specmeta check: step {self.step}, {self.operator}: {wrong.field}"
-            f"{f' ({of})' if of else ''}: expected {wrong.expected}, got {wrong.got}. "
-            f"`specmeta explain {self.path}` tells more"
+            f"{f' ({of})' if of else ''}: expected {wrong.expected}, got {wrong.got}"
+            + (f". `specmeta explain {self.path}` tells more" if self.path else "")
         )
 
 
@@ -108,6 +109,8 @@ def check(directory: str | Path = "cases") -> Iterator[Checker]:
     ------
     CheckError
         At the end, if there was a difference.
+    RuntimeError
+        At the end, if check mode itself failed: later calls were not compared.
 
     Examples
     --------
@@ -124,6 +127,8 @@ def check(directory: str | Path = "cases") -> Iterator[Checker]:
         observe.remove(checker)
     if checker.finding is not None:
         raise CheckError(checker.finding, checker.more)
+    if checker.error is not None:
+        raise RuntimeError(_failed(checker)) from checker.error
 
 
 def check_process() -> None:
@@ -139,12 +144,15 @@ def check_process() -> None:
     def end() -> None:
         observe.remove(checker)
         wrong = checker.more + (checker.finding is not None)
-        print(
-            f"specmeta check: {checker.calls} calls, {wrong} wrong",
-            file=sys.stderr,
-        )
+        print(f"specmeta check: {checker.calls} calls, {wrong} wrong", file=sys.stderr)
+        if checker.error is not None:
+            print(f"{_failed(checker)}: {checker.error!r}", file=sys.stderr)
 
     atexit.register(end)
+
+
+def _failed(checker: Checker) -> str:
+    return f"specmeta check: failed at call {checker.calls}, and compared none after it"
 
 
 class Checker(observe.Observer):
@@ -158,40 +166,67 @@ class Checker(observe.Observer):
         The first difference.
     more : int
         Calls that were wrong after it.
+    error : Exception or None
+        What ended the comparison.
     """
 
     def __init__(self, directory: str | Path = "cases") -> None:
         self.calls = self.more = 0
         self.finding: Finding | None = None
+        self.error: Exception | None = None
         self._directory = directory
-        self._step: dict[Any, int] = defaultdict(int)
+        self._steps: Recent[int] = Recent(int)
         self._history = History()
 
     def called(self, call: Call) -> None:
         """Compare a call with the reference, and with the calls before."""
-        rows = Rows(call)
-        written = ((name, call.addresses[name]) for name in call.after)
-        place = (call.operator, (*written, *call.values.items()))
-        self._step[place] += bool(rows.live)
-        step = self._step[place]
         self.calls += 1
-        # Both are asked: the history goes on from what this call left.
-        wrong = [_difference(call, rows), self._history.wrong(call, rows, step)]
-        first = next((one for one in wrong if one is not None), None)
-        if first is None:
-            return
+        try:
+            self._compare(call)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _compare(self, call: Call) -> None:
+        rows = Rows(call)
+        step = self._step(call, rows)
+        wrong = _difference(call, rows)
+        if wrong is not None:
+            self._report(call, step, wrong)
+        # Asked in any case: the history goes on from what this call left.
+        unfit = self._history.wrong(call, rows, step)
+        if wrong is None and unfit is not None:
+            self._report(call, step, unfit)
+
+    def _step(self, call: Call, rows: Rows) -> int:
+        """Count the calls that do the same for the same requests."""
+        by_slot = (
+            call.addresses[name]
+            for name in call.before
+            if rows.arguments[name].shape in ("S", "S,P", "S,L", "A")
+        )
+        numbers = (item for item in call.values.items() if item[0] != "num_rows")
+        place = (call.operator, *by_slot, *numbers)
+        self._steps[place] += bool(rows.live)
+        return self._steps[place]
+
+    def _report(self, call: Call, step: int, wrong: Wrong) -> None:
         if self.finding is not None:
             self.more += 1
             return
-        why = f"step {step}: {first.field}: expected {first.expected}, got {first.got}"
-        path = save_case(
-            self._directory,
-            call.operator,
-            call.before | call.values,
-            name=f"check_{call.operator}_step_{step}",
-            why=why,
-        )
-        self.finding = Finding(step, call.operator, first, path)
+        # Known before anything is written: that may fail.
+        self.finding = Finding(step, call.operator, wrong, None)
+        try:
+            path = save_case(
+                self._directory,
+                call.operator,
+                {name: _spaced(call, name) for name in call.before} | call.values,
+                name=f"check_{call.operator}_step_{step}",
+                why=f"step {step}: {wrong.field}: expected {wrong.expected}, got {wrong.got}",
+            )
+            self.finding = replace(self.finding, path=path)
+        except Exception as error:
+            _log.error("specmeta check: no case file in %s: %s", self._directory, error)
         _log.error("%s", self.finding)
 
     def assigned(self, table: int, slot: int) -> None:
@@ -200,11 +235,19 @@ class Checker(observe.Observer):
 
     def pages_added(self, table: int, slot: int, pages: list[int]) -> None:
         """Take that these may be used."""
-        self._history.of(table).given_back -= set(pages)
+        self._history.of(table).added(slot, pages)
 
     def pages_given_back(self, table: int, pages: list[int]) -> None:
         """Take that nobody may use these."""
         self._history.of(table).given_back |= set(pages)
+
+
+def _spaced(call: Call, name: str) -> Tensor:
+    """Return a tensor of a call with the gaps that it had."""
+    tensor = call.before[name]
+    if name not in call.gaps:
+        return tensor
+    return poisoned(*tensor.shape, dtype=tensor.dtype, gap=call.gaps[name]).copy_(tensor)
 
 
 def _difference(call: Call, rows: Rows) -> Wrong | None:

@@ -146,7 +146,7 @@ def explain(case: Case) -> Explanation:
     written = {name for name, argument in arguments_of(case.operator).items() if argument.written}
     results = {name: tensor for name, tensor in plain.items() if name in written}
     numbers = {name: value for name, value in values.items() if value is not None}
-    rows = Rows(Call(case.operator, numbers, tensors, results, {}))
+    rows = Rows(Call(case.operator, numbers, tensors, results, {}, {}))
     expected = {**tensors, **case.expect} if case.expect else plain
     differing: set[int] = set()
     return Explanation(

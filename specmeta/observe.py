@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import queue
 import threading
 import warnings
@@ -58,8 +59,9 @@ __all__ = [
     "remove",
 ]
 
-# Calls that may wait for the observers before the caller does.
-_WAITING = 256
+# Calls that may wait for the observers before the caller does. Each holds a copy of all of its
+# tensors, and those of many long requests are large.
+_WAITING = 16
 
 _log = logging.getLogger("specmeta")
 
@@ -79,6 +81,9 @@ class Call:
         The same for those that it may write, as it left them.
     addresses : dict
         By name, which memory the tensor is: a number that no other memory has ever had.
+    gaps : dict
+        By name, how many elements of other memory stood between the rows of a two-dimensional
+        tensor. The copies have none.
     """
 
     operator: str
@@ -86,6 +91,7 @@ class Call:
     before: dict[str, Tensor]
     after: dict[str, Tensor]
     addresses: dict[str, int]
+    gaps: dict[str, int]
 
 
 class Observer:
@@ -120,8 +126,9 @@ class CapturedCalls:
 
     def replayed(self) -> None:
         """Show what the replay that was just launched did, on the current stream."""
-        for copies in self._calls:
-            _show(copies.fetched())
+        if active():
+            for copies in self._calls:
+                _show(copies.fetched())
 
 
 # Guards what follows; the tuple itself is replaced, never changed.
@@ -146,16 +153,19 @@ def add(observer: Observer) -> None:
 
 
 def remove(observer: Observer) -> None:
-    """Wait until an observer has seen all calls made so far, and show it no more."""
+    """Wait until an observer has seen all calls made so far, and show it no more.
+
+    An observer that removes one, on their own thread, does not wait.
+    """
     global _taps
-    seen = threading.Event()
-    _put(seen.set)
-    seen.wait()
-    _drop(observer)
-    with _lock:
-        if not _observers and _taps is not None:
-            _taps._destroy()
-            _taps = None
+    try:
+        _wait()
+    finally:
+        _drop(observer)
+        with _lock:
+            if not _observers and _taps is not None:
+                _taps._destroy()
+                _taps = None
 
 
 def active() -> bool:
@@ -232,22 +242,44 @@ def _address(tensor: Tensor) -> int:
 def _put(event: Callable[[], None]) -> None:
     global _thread
     with _lock:
-        if _thread is None or not _thread.is_alive():  # a forked process has none
+        if _thread is None:
             _thread = threading.Thread(target=_work, name="specmeta observers", daemon=True)
             _thread.start()
     _events.put(event)
 
 
+def _wait() -> None:
+    """Wait until the thread has done all that was put so far, if there is one."""
+    if _thread is not None and threading.current_thread() is not _thread:
+        done = threading.Event()
+        _put(done.set)
+        done.wait()
+
+
+def _start_anew() -> None:
+    """Begin without a thread: a forked process has none, and its locks may be held for ever."""
+    global _lock, _events, _thread
+    _lock, _events, _thread = threading.RLock(), queue.Queue(_WAITING), None
+
+
+# What waits is for the parent's thread.
+os.register_at_fork(before=_wait, after_in_child=_start_anew)
+
+
 def _work() -> None:
     while True:
-        _events.get()()
+        event = _events.get()
+        try:
+            event()
+        except Exception:  # an error of the GPU: everybody waits for this thread, it must go on
+            _log.exception("specmeta: a call can't be read and is not shown")
 
 
 def _each(show: Callable[[Observer], None]) -> None:
     for observer in _observers:
         try:
             show(observer)
-        except Exception:
+        except BaseException:  # sys.exit() too, which would end only this thread
             _log.exception("specmeta: an observer failed and is not shown any more")
             _drop(observer)
 
@@ -290,6 +322,9 @@ def _tap() -> Any:
 
 def _tapped(operator: str, arguments: list[_library.Argument], kernel: Any) -> Callable[..., None]:
     def call(keyset: Any, *args: Any) -> None:
+        if threading.current_thread() is _thread:  # an observer's own call
+            kernel.call_boxed(keyset, *args)
+            return
         given = {
             argument.name: value
             for argument, value in zip(arguments, args, strict=False)
@@ -325,33 +360,46 @@ class _Copies:
         if "num_rows_int" in self.values:
             self.values["num_rows"] = self.values.pop("num_rows_int")
         self.addresses = {name: _address(tensor) for name, tensor in tensors.items()}
-        self.on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-        self.in_graph = self.on_gpu and torch.cuda.is_current_stream_capturing()
+        self.gaps = {
+            name: tensor.stride(0) - tensor.shape[1]
+            for name, tensor in tensors.items()
+            if tensor.dim() == 2 and len(tensor) > 1 and tensor.stride(0) > tensor.shape[1]
+        }
+        # Not always the current one.
+        self.gpu = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
+        self.in_graph = False
+        if self.gpu is not None:
+            with torch.cuda.device(self.gpu):
+                self.in_graph = torch.cuda.is_current_stream_capturing()
         self.before: dict[str, Tensor] = {}
         self.after: dict[str, Tensor] = {}
 
     def take(self, into: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
-            into[name] = tensor.clone() if self.in_graph or not self.on_gpu else _to_host(tensor)
+            into[name] = _to_host(tensor) if self.gpu and not self.in_graph else tensor.clone()
 
     def fetched(self) -> Callable[[], Call]:
         """Copy what a replay left on the device to the host."""
         fetched = _Copies(self.operator, {}, {})
-        fetched.values, fetched.addresses, fetched.on_gpu = self.values, self.addresses, True
+        fetched.values, fetched.addresses = self.values, self.addresses
+        fetched.gaps, fetched.gpu = self.gaps, self.gpu
         fetched.take(fetched.before, self.before)
         fetched.take(fetched.after, self.after)
         return fetched.made()
 
     def made(self) -> Callable[[], Call]:
         """Return what waits until the copies are there, and gives the call."""
-        done = torch.cuda.Event() if self.on_gpu else None
-        if done is not None:
-            done.record()
+        done = None
+        if self.gpu is not None:
+            done = torch.cuda.Event()
+            done.record(torch.cuda.current_stream(self.gpu))
 
         def make() -> Call:
             if done is not None:
                 done.synchronize()
-            return Call(self.operator, self.values, self.before, self.after, self.addresses)
+            return Call(
+                self.operator, self.values, self.before, self.after, self.addresses, self.gaps
+            )
 
         return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -16,11 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from full_calls import calls
 
 import specmeta
-from specmeta import observe
-from specmeta.cases import load_case
-from specmeta.checking import CheckError
+from specmeta import checking, observe
+from specmeta._history import MOST_RECENT
+from specmeta.cases import arguments_of, load_case
+from specmeta.checking import Checker, CheckError
 from specmeta.graph import capture
 from specmeta.testing import run_case
 
@@ -143,6 +146,12 @@ def change_a_length(loop: Loop) -> None:
     loop.verify()
 
 
+def change_a_position(loop: Loop) -> None:
+    loop.batch.stage()
+    loop.batch.position_ids += 1
+    loop.verify()
+
+
 def skip(loop: Loop) -> None:
     loop.batch.committed_lens[2] += 1
     loop.batch.known_lens[2] += 1
@@ -158,6 +167,11 @@ def same_slot(loop: Loop) -> None:
 
 def share_a_page(loop: Loop) -> None:
     loop.batch.page_table[0, 0] = 2
+
+
+def hand_out_a_page_twice(loop: Loop) -> None:
+    loop.batch.assign(2, [7, 8, 9], pages=[1, 2])
+    loop.batch.assign(0, [20], pages=[1, 6])
 
 
 def write_while_another_pauses(loop: Loop) -> None:
@@ -178,6 +192,10 @@ FAULTS = {
         "accept_greedy",
         "seq_lens[1] (row 1, slot 0): expected 7, for which stage listed the pages, got 8",
     ),
+    change_a_position: (
+        "accept_greedy",
+        "position_ids[0] (row 0, slot 2): expected 4, as stage left it, got 5",
+    ),
     skip: ("stage", "committed_lens[2] (row 0, slot 2): expected 4, as accept_* left it, got 5"),
     repeat: ("stage", "committed_lens[2] (row 0, slot 2): expected 4, as accept_* left it, got 3"),
     same_slot: (
@@ -187,6 +205,10 @@ FAULTS = {
     share_a_page: (
         "stage",
         "page 2 (row 1, slot 0): expected one request's, got written by slot 2 in the same call",
+    ),
+    hand_out_a_page_twice: (
+        "stage",
+        "page 1 (row 0, slot 2): expected one request's, got written by slot 0 in the same call",
     ),
     write_while_another_pauses: (
         "stage",
@@ -245,6 +267,153 @@ def test_pages_may_be_shared_to_read(tmp_path: Path) -> None:
         batch.set_rows([2, 0, 1], [K + 1] * 3)
         loop.step()
         loop.step()
+
+
+def test_a_prefix_may_be_read_in_the_step_that_writes_it(tmp_path: Path) -> None:
+    loop = Loop()
+    batch = loop.batch
+    batch.assign(2, [7, 8, 9, 10, 11], pages=[1, 2, 3])
+    batch.assign(1, [7, 8, 9, 10, 1], pages=[1, 9, 10])
+    batch.committed_lens[1] = 4
+    batch.set_rows([1, 2], [5] * 2)
+    with specmeta.check(tmp_path):
+        loop.step()
+        loop.step()
+
+
+def test_pages_may_be_swapped_out_and_in(tmp_path: Path) -> None:
+    loop = Loop()
+    batch = loop.batch
+    with specmeta.check(tmp_path):
+        loop.step()
+        loop.step()
+        batch.set_rows([0], [K + 1])
+        out = batch.drop_pages(2, keep=0)
+        batch.drop_pages(0, keep=0)
+        batch.assign(0, [1, 2, 3, 4, 5], pages=out)
+        loop.step()
+        batch.drop_pages(0, keep=0)
+        batch.add_pages(2, out)  # and what stood there is copied back
+        batch.set_rows([2], [K + 1])
+        loop.step()
+
+
+def test_an_engine_may_own_the_lengths_and_leave_the_draft_loop_to_us(tmp_path: Path) -> None:
+    table = torch.tensor([[1, 2, 3, 4]], dtype=torch.int32)
+    lens, positions = (torch.zeros(1, dtype=torch.int32) for _ in range(2))
+    with specmeta.check(tmp_path) as checker:
+        for length in (5, 7, 8):
+            lens.fill_(length)
+            positions.fill_(length - 1)
+            for k in range(K):
+                specmeta.draft_step(
+                    lens, position_ids=positions, page_table=table, page_size=4, draft_index=k
+                )
+    assert checker.calls == 3 * K
+
+
+def test_tensors_that_are_made_anew_in_each_step_are_forgotten(tmp_path: Path) -> None:
+    table = torch.tensor([[1, 2, 3, 4]], dtype=torch.int32)
+    checker = Checker(tmp_path)
+    observe.add(checker)
+    observe.assigned(table, 0)
+    for _ in range(MOST_RECENT + 1):
+        specmeta.stage(
+            torch.tensor([3], dtype=torch.int32), page_size=4, page_table=table,
+            query_lens=torch.tensor([1], dtype=torch.int32),
+            seq_lens=torch.empty(1, dtype=torch.int32),
+        )  # fmt: skip
+        other = torch.tensor([[9]], dtype=torch.int32)
+        specmeta.advance(None, torch.tensor([1]), page_size=4, page_table=other)
+    specmeta.advance(None, torch.tensor([11]), page_size=4, page_table=table)
+    observe.remove(checker)
+    assert checker.finding is not None  # the table is not
+    assert checker.finding.wrong.field == "cached_lens[0]"
+    assert checker.finding.wrong.expected.startswith("at most 4")
+    history = vars(checker._history).values()
+    assert max(map(len, (checker._steps, *history))) == MOST_RECENT
+
+
+def test_steps_are_counted_where_outputs_are_made_anew(tmp_path: Path) -> None:
+    def wrong(seq_lens: torch.Tensor, cached_lens: torch.Tensor, **_: Any) -> None:
+        cached_lens[0] += seq_lens[0] == 5
+
+    engine = Advanced()
+
+    def step() -> None:
+        specmeta.advance(
+            torch.tensor([1]), engine.seq_lens - 4, page_size=4, num_rows=int(engine.seq_lens),
+            page_table=engine.page_table, cached_lens=torch.empty(1, dtype=torch.int32),
+        )  # fmt: skip
+        engine.seq_lens += 1
+
+    with planted("advance", wrong):
+        finding = found(tmp_path, *[step] * 3).finding
+    assert (finding.step, finding.wrong.field) == (3, "cached_lens[0]")
+
+
+@pytest.mark.parametrize("operator", calls())
+def test_each_output_is_compared(operator: str, tmp_path: Path) -> None:
+    outputs = [
+        argument.name
+        for argument in arguments_of(operator).values()
+        if argument.written and argument.name in calls()[operator]
+    ]
+    assert outputs
+    for name, value in itertools.product(outputs, (1, 0x7B7B7B7B, -(2**31))):
+
+        def wrong(name: str = name, value: int = value, **tensors: Any) -> None:
+            element = tensors[name].view(-1)[-1]
+            element.copy_(~element if element.dtype == torch.bool else element + value)
+
+        arguments = calls()[operator]
+        run = partial(getattr(specmeta, operator), **arguments)
+        with planted(operator, wrong):
+            finding = found(tmp_path, run).finding
+        place = [size - 1 for size in arguments[name].shape]
+        assert finding.wrong.field == f"{name}{place}"
+        assert int(arguments[name].view(-1)[-1]) == int(eval(finding.wrong.got))
+        assert finding.path is not None
+        case = load_case(finding.path)
+        run_case(getattr(specmeta, operator), case)
+        assert int(case.expect[name].view(-1)[-1]) == int(eval(finding.wrong.expected))
+
+
+def test_the_case_has_the_gaps_of_the_call(tmp_path: Path) -> None:
+    table = torch.arange(20, dtype=torch.int32).view(2, 10)[:, 1:4]
+    lens = torch.tensor([3, 3])
+    run = partial(specmeta.advance, None, lens, page_size=4, page_table=table)
+    with planted("advance", lambda seq_lens, **_: seq_lens.add_(1)):
+        finding = found(tmp_path, run).finding
+    assert finding.path is not None
+    assert load_case(finding.path).args["page_table"].stride() == (10, 1)
+
+
+def test_a_finding_without_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "file"
+    directory.touch()
+    run = partial(specmeta.advance, None, torch.tensor([3]), page_size=4)
+    with planted("advance", lambda seq_lens, **_: seq_lens.add_(1)):
+        error = found(directory, run, run, match="expected 3, got 4")
+    assert error.finding.path is None
+    assert f"no case file in {directory}: " in caplog.text
+    assert "(1 more calls were wrong)" in str(error)
+
+
+def test_a_failure_of_its_own_is_not_taken_for_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError
+
+    def run() -> None:
+        with specmeta.check(tmp_path):
+            for _ in range(2):
+                specmeta.advance(None, torch.tensor([3]), page_size=4)
+
+    monkeypatch.setattr(checking, "_difference", fail)
+    with pytest.raises(RuntimeError, match="failed at call 1, and compared none"):
+        run()
 
 
 class Advanced:

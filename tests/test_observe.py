@@ -118,10 +118,13 @@ def test_a_wrong_call_still_raises_and_is_not_shown() -> None:
     assert observer.calls == []
 
 
-def test_an_observer_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError("a fault of its own"), SystemExit(3)], ids=repr)
+def test_an_observer_that_fails_is_left_out(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     class Failing(observe.Observer):
         def called(self, call: Call) -> None:
-            raise ValueError("a fault of its own")
+            raise error
 
     failing = Failing()
     observe.add(failing)
@@ -131,6 +134,45 @@ def test_an_observer_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) ->
     observe.remove(failing)
     assert len(observer.calls) == 2
     assert caplog.text.count("an observer failed") == 1
+
+
+def test_a_call_that_cannot_be_read_is_left_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Call:
+        raise RuntimeError("CUDA error")
+
+    with seen() as observer:
+        with monkeypatch.context() as patch:
+            patch.setattr(observe._Copies, "made", lambda copies: fail)
+            specmeta.advance(lens(2), lens(33), page_size=32)
+        specmeta.advance(lens(2), lens(33), page_size=32)
+    assert len(observer.calls) == 1
+    assert caplog.text.count("a call can't be read") == 1
+
+
+def test_an_observer_may_call_operators_and_remove_itself() -> None:
+    class Once(Seen):
+        def called(self, call: Call) -> None:
+            super().called(call)
+            specmeta.advance(lens(2), lens(33), page_size=32)
+            observe.remove(self)
+
+    once = Once()
+    observe.add(once)
+    with seen() as observer:
+        for _ in range(3):
+            specmeta.advance(lens(2), lens(33), page_size=32)
+    assert (len(once.calls), len(observer.calls)) == (1, 3)
+
+
+def test_gaps_between_rows() -> None:
+    table = torch.arange(20, dtype=torch.int32).view(2, 10)
+    with seen() as observer:
+        specmeta.advance(None, lens(3, 3), page_size=4, page_table=table[:, 1:4])
+    (call,) = observer.calls
+    assert call.gaps == {"page_table": 7}
+    assert call.before["page_table"].tolist() == table[:, 1:4].tolist()
 
 
 def test_freed_memory_is_not_taken_for_the_same() -> None:
@@ -187,13 +229,19 @@ def test_a_captured_cuda_graph(device: str) -> None:
     assert [int(call.after["seq_lens"]) for call in observer.calls] == [35, 37, 39]
 
 
+def run(program: str) -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+
+
 def test_a_forked_process_has_a_thread_of_its_own() -> None:
-    program = """
-import os, torch, specmeta
+    run("""
+import os, time, torch, specmeta
 from specmeta import observe
 class Count(observe.Observer):
     calls = 0
-    def called(self, call): self.calls += 1
+    def called(self, call):
+        time.sleep(0.2)  # the first call waits while the process forks
+        self.calls += 1
 count = Count(); observe.add(count)
 run = lambda: specmeta.advance(None, torch.tensor([3]), page_size=4)
 run()
@@ -202,5 +250,12 @@ run()
 observe.remove(count)
 assert count.calls == 2, count.calls
 if child: assert os.waitpid(child, 0)[1] == 0
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+""")
+
+
+def test_there_is_no_thread_before_there_is_a_call() -> None:
+    run("""
+import threading, torch, specmeta
+with specmeta.check(): pass
+assert threading.active_count() == 1
+""")
