@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = ["Note", "Notes", "collect", "collected", "show"]
@@ -21,8 +22,6 @@ class Note(NamedTuple):
     section : str
         Where the contract says so: a rule, an operation, or one of its words.
     text : str
-        For `str.format`; nothing is formatted until somebody reads the note.
-    values : tuple
     bit : int
         The bit of ``status`` that was set, 0 for none.
     """
@@ -30,23 +29,26 @@ class Note(NamedTuple):
     row: int
     section: str
     text: str
-    values: tuple[object, ...]
     bit: int = 0
 
     def __str__(self) -> str:
-        return f"{self.text.format(*map(show, self.values))} (contract: {self.section})"
+        return f"{self.text} (contract: {self.section})"
 
 
-class Notes(list[Note]):
-    """What an operation says, in order.
+@dataclass
+class Notes:
+    """What an operation says.
 
     Attributes
     ----------
+    notes : list of Note
+        In order.
     slots : list of int or None
         By row its slot; None where it has none.
     """
 
-    slots: list[int | None]
+    notes: list[Note] = field(default_factory=list)
+    slots: list[int | None] = field(default_factory=list)
 
 
 _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)

@@ -21,7 +21,7 @@ from specmeta import _notes, reference
 from specmeta._command import Parser
 from specmeta._environment import how_to_install
 from specmeta._history import Rows
-from specmeta._notes import Note, Notes, show
+from specmeta._notes import Note, show
 from specmeta._paste import read_call
 from specmeta.cases import Case, CaseError, arguments_of
 from specmeta.observe import Call
@@ -75,9 +75,10 @@ class Explanation:
     Attributes
     ----------
     case : Case
-    notes : Notes
-        What the reference said, in order; ``str(note)`` is a sentence. ``notes.slots`` has B
-        entries, the slot of each row or None.
+    notes : list of Note
+        What the reference said, in order; ``str(note)`` is a sentence.
+    slots : list of int or None
+        B entries: the slot of each row, None where it has none.
     results : dict
         What the reference left in each output, by name.
     rows : Rows
@@ -90,7 +91,8 @@ class Explanation:
     """
 
     case: Case
-    notes: Notes
+    notes: list[Note]
+    slots: list[int | None]
     results: dict[str, Tensor]
     rows: Rows
     reference: Difference | None
@@ -140,7 +142,7 @@ def explain(case: Case) -> Explanation:
         getattr(specmeta, case.operator)(**values, **built)  # it checks what it is given
     except (RuntimeError, ValueError) as error:
         raise CaseError(str(error).splitlines()[0]) from error
-    with _notes.collect() as notes:
+    with _notes.collect() as collected:
         getattr(reference, case.operator)(**values, **plain)
 
     written = {name for name, argument in arguments_of(case.operator).items() if argument.written}
@@ -151,7 +153,8 @@ def explain(case: Case) -> Explanation:
     differing: set[int] = set()
     return Explanation(
         case,
-        notes,
+        collected.notes,
+        collected.slots,
         results,
         rows,
         _compare(case, expected, plain, rows, differing),
@@ -194,7 +197,7 @@ def _compare(
 def _choose_rows(explanation: Explanation) -> list[int]:
     """Return the rows that say most, in order: those that differ, flagged ones, the first."""
     flagged = {note.row for note in explanation.notes if note.bit}
-    rows = range(len(explanation.notes.slots))
+    rows = range(len(explanation.slots))
     best = sorted(rows, key=lambda b: (b not in explanation.differing, b not in flagged, b))
     return sorted(best[:MOST_ROWS])
 
@@ -203,7 +206,7 @@ def _render(explanation: Explanation, chosen: list[int]) -> Iterator[RenderableT
     """Yield what is printed, one part after another."""
     from rich.text import Text
 
-    case, total = explanation.case, len(explanation.notes.slots)
+    case, total = explanation.case, len(explanation.slots)
     head = Text(case.operator, style="bold")
     head.append(f"  {case.name}  rows: {total}" if case.name else f"  rows: {total}", "not bold")
     yield head
@@ -220,7 +223,7 @@ def _render(explanation: Explanation, chosen: list[int]) -> Iterator[RenderableT
             line = Text("  ")
             if note.bit:
                 line.append(f"{Status.words(note.bit)}: ", style="bold red")
-            line.append(note.text.format(*map(show, note.values)))
+            line.append(note.text)
             yield line.append(f" (contract: {note.section})", style="dim")
     if len(chosen) < total:
         left = total - len(chosen)
@@ -234,8 +237,8 @@ def _row_head(explanation: Explanation, b: int) -> Any:
     from rich.text import Text
 
     head = Text(f"row {b}", style="bold")
-    if explanation.notes.slots[b] not in (None, b):
-        head.append(f", slot {explanation.notes.slots[b]}")
+    if explanation.slots[b] not in (None, b):
+        head.append(f", slot {explanation.slots[b]}")
     if bits := explanation.bits(b):
         head.append(f"  {Status.words(bits)}", style="red")
     if b in explanation.differing:
@@ -275,7 +278,7 @@ def _tables(explanation: Explanation, chosen: list[int]) -> Iterator[RenderableT
 
 def _cell(explanation: Explanation, name: str, tensor: Tensor, b: int) -> str | None:
     """Return what an output has for a row; None where it isn't by row."""
-    case, slot = explanation.case, explanation.notes.slots[b]
+    case, slot = explanation.case, explanation.slots[b]
     argument = arguments_of(case.operator)[name]
     value: Any
     if argument.shape in ("B", "B,M", "B,W"):
@@ -359,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         explanation = explain(case)
     except CaseError as error:
         parser.error(f"{source}: {error}")
-    rows = len(explanation.notes.slots)
+    rows = len(explanation.slots)
     for b in args.row or ():
         if not 0 <= b < rows:
             parser.error(f"--row: expected 0 .. {rows - 1}, got {b}")

@@ -28,7 +28,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specmeta._notes import Note, collected
+from specmeta._notes import Note, collected, show
 
 __all__ = [
     "accept_greedy",
@@ -130,38 +130,37 @@ class _Rows:
             self._notes.slots = self.slot
 
         for b in range(self.live, count):
-            self.note(b, "num_rows", "not below num_rows = {}: padding", wanted)
+            self.note(b, "num_rows", f"not below num_rows = {wanted}: padding")
         if row_to_slot is None:  # slot = row
             self.slot[: self.live] = range(self.live)
             return
         for b, s in enumerate(_read(row_to_slot)[: self.live]):
             if s >= 0 and (num_slots is None or s < num_slots):
                 self.slot[b] = s
-                self.note(b, "slot", "row_to_slot[{}] = {}", b, s)
+                self.note(b, "slot", f"row_to_slot[{b}] = {s}")
             elif s == -1:  # how the host says that the row is empty
-                self.note(b, "slot", "row_to_slot[{}] = -1: empty", b)
+                self.note(b, "slot", f"row_to_slot[{b}] = -1: empty")
             else:
-                self.flag(b, BAD_SLOT, "row_to_slot[{}] = {}, of {} slots: empty", b, s, num_slots)
+                self.flag(b, BAD_SLOT, f"row_to_slot[{b}] = {s}, of {show(num_slots)} slots: empty")
 
-    def note(self, b: int, section: str, text: str, *values: object) -> None:
+    def note(self, b: int, section: str, text: str, bit: int = 0) -> None:
         """Say why row b is what it is, and which section of the contract wants it so."""
         if self._notes is not None:
-            self._notes.append(Note(b, section, text, values))
+            self._notes.notes.append(Note(b, section, text, bit))
 
-    def flag(self, b: int, bit: int, text: str, *values: object, section: str = "rule 5") -> None:
+    def flag(self, b: int, bit: int, text: str, section: str = "rule 5") -> None:
         """Report for row b, at its slot, or in the last word where it has none; and say why."""
         if self._words is not None:
             s = self.slot[b]
             self._words[-1 if s is None else s] |= bit
-        if self._notes is not None:
-            self._notes.append(Note(b, section, text, values, bit))
+        self.note(b, section, text, bit)
 
     def is_empty(self, b: int, length: int) -> bool:
         """Say whether this length makes row b an empty one; a negative length is a fault too."""
         if length < 0:
-            self.flag(b, BAD_COUNT, "seq_lens[{}] = {} is negative: emptied", b, length)
+            self.flag(b, BAD_COUNT, f"seq_lens[{b}] = {length} is negative: emptied")
         elif length == 0:
-            self.note(b, "seq_lens", "seq_lens[{}] = 0: empty", b)
+            self.note(b, "seq_lens", f"seq_lens[{b}] = 0: empty")
         return length <= 0
 
     def write_status(self) -> None:
@@ -197,11 +196,15 @@ def _query_tokens(
         inside = num_tokens is None or end <= num_tokens
         trusted = trusted and 0 <= first <= end and inside
         if not trusted:
-            text = "cu_seqlens_q[{}:{}] = {} {} is a bad pair or behind one, T = {}: emptied"
-            rows.flag(b, BAD_INDPTR, text, b, b + 2, first, end, num_tokens)
+            rows.flag(
+                b,
+                BAD_INDPTR,
+                f"cu_seqlens_q[{b}:{b + 2}] = {first} {end} is a bad pair or behind one, "
+                f"T = {show(num_tokens)}: emptied",
+            )
         elif rows.slot[b] is not None:
             spans[b] = range(first, end)
-            rows.note(b, "cu_seqlens_q", "tokens [{}, {}): q = {}", first, end, end - first)
+            rows.note(b, "cu_seqlens_q", f"tokens [{first}, {end}): q = {end - first}")
     return spans
 
 
@@ -235,9 +238,12 @@ class _Pages:
     def allocated(self, b: int) -> list[int] | None:
         """Give the pages of row b, which has a slot; None where there is no table at all."""
         pages = self._find(b)
-        text = "allocated pages: {}; page_size {}, length limit {}: capacity {}"
-        numbers = self.page_size, self._limit, self.capacity(pages)
-        self._rows.note(b, "allocated pages", text, pages, *numbers)
+        self._rows.note(
+            b,
+            "allocated pages",
+            f"allocated pages: {show(pages)}; page_size {self.page_size}, "
+            f"length limit {self._limit}: capacity {self.capacity(pages)}",
+        )
         return pages
 
     def _find(self, b: int) -> list[int] | None:
@@ -251,14 +257,18 @@ class _Pages:
             told = self._num_pages[s]
             count = _clamp(told, 0, len(padded))
             if count != told:
-                text = "num_pages[{}] = {} outside [0, {}]: read as {}"
-                self._rows.flag(b, BAD_COUNT, text, s, told, len(padded), count)
+                text = f"num_pages[{s}] = {told} outside [0, {len(padded)}]: read as {count}"
+                self._rows.flag(b, BAD_COUNT, text)
             return padded[:count]
         if self._pages is not None and self._indptr is not None:
             first, end = self._indptr[s], self._indptr[s + 1]
             if not 0 <= first <= end <= len(self._pages):
-                text = "alloc_indptr[{}:{}] = {} {} is a bad pair, A = {}: no pages"
-                self._rows.flag(b, BAD_INDPTR, text, s, s + 2, first, end, len(self._pages))
+                self._rows.flag(
+                    b,
+                    BAD_INDPTR,
+                    f"alloc_indptr[{s}:{s + 2}] = {first} {end} is a bad pair, "
+                    f"A = {len(self._pages)}: no pages",
+                )
                 return []
             return self._pages[first:end]
         return None
@@ -305,8 +315,8 @@ def _write_layout(
         needed = listed + pad_seq_len * (rows.count - 1 - b)
         cut = cut or (size is not None and needed > size)
         if cut and lengths[b] > 0:
-            text = "kv_indices holds {} pages, {} are needed up to this row: emptied"
-            rows.flag(b, OVERFLOW, text, size, needed, section="rule 6")
+            text = f"kv_indices holds {size} pages, {needed} are needed up to this row: emptied"
+            rows.flag(b, OVERFLOW, text, "rule 6")
             lengths[b] = used[b] = 0
 
     # Negative ids among the used pages, as far as an output makes us look at them.
@@ -321,7 +331,7 @@ def _write_layout(
             first_looked_at = (length - len(span)) // page_size
         looked_at = pages[first_looked_at : used[b]]
         if any(page < 0 for page in looked_at):
-            rows.flag(b, BAD_PAGE, "a negative id among used pages: {}", looked_at)
+            rows.flag(b, BAD_PAGE, f"a negative id among used pages: {show(looked_at)}")
 
     def page_ids(b: int) -> list[int]:
         """List the ids of row b: a pad page where an id is negative, or the row is empty."""
@@ -350,12 +360,15 @@ def _write_layout(
     ids = [page_ids(b) for b in range(rows.count)]
     for b, length in enumerate(lengths):
         if length > 0:
-            text = "length {}, cached {}: used pages {}, kv_indptr {} to {}, their ids {}"
             pages = None if allocated[b] is None else ids[b]
-            sizes = length, cached[b], count[b], indptr[b], indptr[b + 1]
-            rows.note(b, "used pages", text, *sizes, pages)
+            rows.note(
+                b,
+                "used pages",
+                f"length {length}, cached {cached[b]}: used pages {count[b]}, "
+                f"kv_indptr {indptr[b]} to {indptr[b + 1]}, their ids {show(pages)}",
+            )
         elif pad_seq_len:
-            rows.note(b, "rule 4", "an empty row lists pad_page, {}", pad_page)
+            rows.note(b, "rule 4", f"an empty row lists pad_page, {pad_page}")
 
     if kv_indices is not None:
         every = [page for row in ids for page in row]
@@ -377,8 +390,8 @@ def _write_layout(
                 page = pages[index // page_size]
                 if page >= 0:
                     slots[t] = page * page_size + index % page_size
-            text = "cache indices [{}, {}) are in slots {}"
-            rows.note(b, "slot_mapping", text, first, length, slots[owned.start : owned.stop])
+            own = show(slots[owned.start : owned.stop])
+            rows.note(b, "slot_mapping", f"cache indices [{first}, {length}) are in slots {own}")
         _write(slot_mapping, slots)
 
 
@@ -466,32 +479,30 @@ def advance(
         inc = 0
         if counts is None:
             inc, steps[b] = seq_len_bias, position_bias
-            rows.note(b, "advance", "no num_accepted: seq_len_bias {}", inc)
+            rows.note(b, "advance", f"no num_accepted: seq_len_bias {inc}")
         elif 0 <= k < len(counts):
             c = counts[k]
             if max_accepted is not None and not 0 <= c <= max_accepted:
-                text = "num_accepted[{}] = {} outside [0, {}]: read as {}"
-                rows.flag(b, BAD_COUNT, text, k, c, max_accepted, _clamp(c, 0, max_accepted))
-                c = _clamp(c, 0, max_accepted)
+                told, c = c, _clamp(c, 0, max_accepted)
+                text = f"num_accepted[{k}] = {told} outside [0, {max_accepted}]: read as {c}"
+                rows.flag(b, BAD_COUNT, text)
             inc, steps[b] = c + seq_len_bias, c + position_bias
-            text = "num_accepted[{}] = {}, + seq_len_bias {} = {}"
-            rows.note(b, "advance", text, k, c, seq_len_bias, inc)
+            text = f"num_accepted[{k}] = {c}, + seq_len_bias {seq_len_bias} = {inc}"
+            rows.note(b, "advance", text)
         elif k == -1:
-            rows.note(b, "advance", "count_index[{}] = -1: a context row, which stands still", b)
+            rows.note(b, "advance", f"count_index[{b}] = -1: a context row, which stands still")
         else:
-            rows.flag(b, BAD_SLOT, "count {} of {}: the row stands still", k, len(counts))
+            rows.flag(b, BAD_SLOT, f"count {k} of {len(counts)}: the row stands still")
 
         raw, capacity = staged[b] + inc, pages.capacity(allocated[b])
-        sum_of = staged[b], inc, raw
+        said = f"length {staged[b]} + {inc} = {raw}"
         if raw < len(span) or raw < 0:
-            text = "length {} + {} = {}, below q = {}: emptied"
-            rows.flag(b, UNDERFLOW, text, *sum_of, len(span))
+            rows.flag(b, UNDERFLOW, f"{said}, below q = {len(span)}: emptied")
         elif raw > capacity:
-            text = "length {} + {} = {}, above capacity {}: emptied"
-            rows.flag(b, OVERFLOW, text, *sum_of, capacity)
+            rows.flag(b, OVERFLOW, f"{said}, above capacity {capacity}: emptied")
         else:
-            text = "length {} + {} = {}: at least q = {}, at most capacity {}"
-            rows.note(b, "advance", text, *sum_of, len(span), capacity)
+            text = f"{said}: at least q = {len(span)}, at most capacity {capacity}"
+            rows.note(b, "advance", text)
             lengths[b] = raw
 
     _write_layout(
@@ -526,8 +537,8 @@ def advance(
                     first = lengths[b] - len(span)
                     position = first + j if old is None else old[t] + steps[b]
                     new[t] = _clamp(position, 0, last_position)
-                text = "position_ids[{}:{}] = {}"
-                rows.note(b, "advance", text, span.start, span.stop, new[span.start : span.stop])
+                own = show(new[span.start : span.stop])
+                rows.note(b, "advance", f"position_ids[{span.start}:{span.stop}] = {own}")
         _write(moved, new)
     rows.write_status()
 
@@ -619,21 +630,34 @@ def stage(
         cu.append(cu[b])  # an empty row repeats the value
         if s is None:
             continue
-        c = committed[s] if limit is None else min(committed[s], limit[s])
+        limit_len = None if limit is None else limit[s]
+        query_len = None if asked is None else asked[b]
+        c = committed[s] if limit_len is None else min(committed[s], limit_len)
         nd = 0 if drafts is None else drafts[s]
-        q = COUNT_LIMIT if asked is None else asked[b]
+        q = COUNT_LIMIT if query_len is None else query_len
         if c < 0 or nd < 0 or q < 0:
-            text = "negative among c = {}, num_drafts = {}, query_lens = {}: emptied"
-            rows.flag(b, BAD_COUNT, text, c, nd, None if asked is None else q)
+            rows.flag(
+                b,
+                BAD_COUNT,
+                f"negative among c = {c}, num_drafts = {nd}, "
+                f"query_lens = {show(query_len)}: emptied",
+            )
             continue
-        text = "c = {} (committed_lens {}, limit_lens {}), num_drafts {}"
-        rows.note(b, "stage", text, c, committed[s], None if limit is None else limit[s], nd)
-        if asked is not None:
-            rows.note(b, "stage", "query_lens[{}] = {}", b, q)
+        rows.note(
+            b,
+            "stage",
+            f"c = {c} (committed_lens {committed[s]}, limit_lens {show(limit_len)}), "
+            f"num_drafts {nd}",
+        )
+        if query_len is not None:
+            rows.note(b, "stage", f"query_lens[{b}] = {query_len}")
         if known is not None:  # no more than there are tokens, drafts included
             there = max(known[s] - c + nd, 0)
-            text = "known_lens[{}] - c + num_drafts = {} - {} + {}, at least 0: {}"
-            rows.note(b, "stage", text, s, known[s], c, nd, there)
+            rows.note(
+                b,
+                "stage",
+                f"known_lens[{s}] - c + num_drafts = {known[s]} - {c} + {nd}, at least 0: {there}",
+            )
             q = min(q, there)
 
         allocated[b] = pages.allocated(b)
@@ -643,7 +667,7 @@ def stage(
         scarce = min(room, key=room.__getitem__)
         most = max(room[scarce], 0)
         if q > most:
-            rows.flag(b, OVERFLOW, "{} query tokens, room for {}: {}", q, most, scarce)
+            rows.flag(b, OVERFLOW, f"{q} query tokens, room for {most}: {scarce}")
             q = most
 
         cu[b + 1] = cu[b] + q
@@ -655,8 +679,12 @@ def stage(
         lengths[b] = c + q
         if known is not None:
             draft_counts[b] = max(q - max(known[s] - c, 0), 0)
-        text = "tokens [{}, {}): q = {}, {} of them drafts; length {} + {} = {}"
-        rows.note(b, "stage", text, cu[b], cu[b + 1], q, draft_counts[b], c, q, lengths[b])
+        rows.note(
+            b,
+            "stage",
+            f"tokens [{cu[b]}, {cu[b + 1]}): q = {q}, {draft_counts[b]} of them drafts; "
+            f"length {c} + {q} = {lengths[b]}",
+        )
 
     _write_layout(
         rows,
@@ -694,8 +722,8 @@ def stage(
             if ledger is not None:
                 ids[t] = ledger[s][c + j]
         if ledger is not None:
-            text = "input_ids = tokens[{}, {}:{}] = {}"
-            rows.note(b, "stage", text, s, c, lengths[b], ledger[s][c : lengths[b]])
+            own = show(ledger[s][c : lengths[b]])
+            rows.note(b, "stage", f"input_ids = tokens[{s}, {c}:{lengths[b]}] = {own}")
     _write(position_ids, positions)
     _write(input_ids, ids)
     rows.write_status()
@@ -763,8 +791,8 @@ def _accept(
             if rows.is_empty(b, lengths[b]):
                 continue
             if lengths[b] < len(span):
-                text = "seq_lens[{}] = {}, below q = {}: emptied"
-                rows.flag(b, UNDERFLOW, text, b, lengths[b], len(span))
+                text = f"seq_lens[{b}] = {lengths[b]}, below q = {len(span)}: emptied"
+                rows.flag(b, UNDERFLOW, text)
                 continue
 
         most = len(span) - 1  # the row's first token is never a draft
@@ -772,10 +800,10 @@ def _accept(
             most = min(most, max_draft_len)
         nd = most if drafted is None else _clamp(drafted[b], 0, most)
         if drafted is not None and nd != drafted[b]:
-            text = "num_draft_tokens[{}] = {} outside [0, {}]: read as {}"
-            rows.flag(b, BAD_COUNT, text, b, drafted[b], most, nd)
+            text = f"num_draft_tokens[{b}] = {drafted[b]} outside [0, {most}]: read as {nd}"
+            rows.flag(b, BAD_COUNT, text)
         base = span.stop - 1 - nd
-        rows.note(b, "accept_*", "drafts: {}, behind token {}", nd, base)
+        rows.note(b, "accept_*", f"drafts: {nd}, behind token {base}")
 
         ids = emit(b, base, nd)
         void = not ids
@@ -793,35 +821,39 @@ def _accept(
         ):
             ledger_len = len(ledger[s])
             now_committed = lengths[b] - (nd - a)
+            place = f"tokens[{s}, {now_committed}]"  # the next token's
             chunk = now_committed < known[s]
             if chunk:  # of a longer prompt: the next token is known, what the model says is not it
                 ids = []
                 committed[s] = now_committed
-                text = (
-                    "committed {} < known_lens[{}] = {}: a chunk of a prompt, which emits nothing"
+                rows.note(
+                    b,
+                    "accept_*",
+                    f"committed {now_committed} < known_lens[{s}] = {known[s]}: "
+                    "a chunk of a prompt, which emits nothing",
                 )
-                rows.note(b, "accept_*", text, now_committed, s, known[s])
                 if now_committed < ledger_len:
                     following = ledger[s][now_committed]
-                    text = "next = tokens[{}, {}] = {}"
-                    rows.note(b, "accept_*", text, s, now_committed, following)
+                    rows.note(b, "accept_*", f"next = {place} = {following}")
                 else:
-                    text = "tokens[{}, {}] is past its {} places: next = pad_token"
-                    rows.flag(b, OVERFLOW, text, s, now_committed, ledger_len)
+                    text = f"{place} is past its {ledger_len} places: next = pad_token"
+                    rows.flag(b, OVERFLOW, text)
                     following = pad_token
             elif not void:
                 committed[s] = now_committed
                 known[s] = min(now_committed + 1, ledger_len)
-                text = "committed_lens[{}] = {} - {} = {}, known_lens[{}] = {}"
-                by_slot = s, lengths[b], nd - a, now_committed, s, known[s]
-                rows.note(b, "accept_*", text, *by_slot)
+                rows.note(
+                    b,
+                    "accept_*",
+                    f"committed_lens[{s}] = {lengths[b]} - {nd - a} = {now_committed}, "
+                    f"known_lens[{s}] = {known[s]}",
+                )
                 if now_committed < ledger_len:
                     ledger[s][now_committed] = following
-                    text = "tokens[{}, {}] = {}"
-                    rows.note(b, "accept_*", text, s, now_committed, following)
+                    rows.note(b, "accept_*", f"{place} = {following}")
                 else:
-                    text = "tokens[{}, {}] is past its {} places: {} is not stored"
-                    rows.flag(b, OVERFLOW, text, s, now_committed, ledger_len, following)
+                    text = f"{place} is past its {ledger_len} places: {following} is not stored"
+                    rows.flag(b, OVERFLOW, text)
             if drafts is not None:
                 drafts[s] = 0
         if void and not chunk:
@@ -834,8 +866,8 @@ def _accept(
         nexts[b] = following
         indices[b] = base + a
         emitted[b] = ids
-        text = "{} accepted, {} rejected, next {}, token index {}"
-        rows.note(b, "accept_*", text, a, nd - a, following, base + a)
+        text = f"{a} accepted, {nd - a} rejected, next {following}, token index {base + a}"
+        rows.note(b, "accept_*", text)
         if positions is not None:
             last_positions[b] = positions[base + a]
         if inputs is not None and draft_input_ids is not None:
@@ -934,10 +966,12 @@ def accept_greedy(
         a = 0
         while a < nd and inputs[base + a + 1] >= 0 and inputs[base + a + 1] == targets[base + a]:
             a += 1
-        rows.note(b, "accept_greedy", "drafts confirmed: {}", inputs[base + 1 : base + 1 + a])
+        confirmed = show(inputs[base + 1 : base + 1 + a])
+        rows.note(b, "accept_greedy", f"drafts confirmed: {confirmed}")
         if a < nd:
-            text = "draft {} is {}, the target says {}: rejected"
-            rows.note(b, "accept_greedy", text, a, inputs[base + a + 1], targets[base + a])
+            draft, target = inputs[base + a + 1], targets[base + a]
+            text = f"draft {a} is {draft}, the target says {target}: rejected"
+            rows.note(b, "accept_greedy", text)
         return targets[base : base + a + 1]
 
     _accept(
@@ -1017,8 +1051,8 @@ def accept_sampled(
     def emit(b: int, base: int, nd: int) -> list[int]:
         ids = sampled[b][: nd + 1]
         valid = _leading_ids(ids, vocab_size)
-        text = "sampled_tokens[{}, :{}] = {}: {} valid"
-        rows.note(b, "accept_sampled", text, b, nd + 1, ids, valid)
+        text = f"sampled_tokens[{b}, :{nd + 1}] = {show(ids)}: {valid} valid"
+        rows.note(b, "accept_sampled", text)
         return ids[:valid]
 
     _accept(
@@ -1085,15 +1119,17 @@ def count_sampled(
         if rows.slot[b] is None:
             continue
         ignored = discarded is not None and bool(discarded[b])
-        if not ignored:
+        if ignored:
+            rows.note(b, "count_sampled", f"discarded[{b}]: nothing counts")
+        else:
             counts[b] = _leading_ids(ids, vocab_size)
-        text = "discarded[{}]: nothing counts" if ignored else "sampled_tokens[{}] = {}: {} valid"
-        rows.note(b, "count_sampled", text, b, ids, counts[b])
+            text = f"sampled_tokens[{b}] = {show(ids)}: {counts[b]} valid"
+            rows.note(b, "count_sampled", text)
         if counts[b] > 0:
             nexts[b] = ids[counts[b] - 1]
         elif backups is not None and 0 <= backups[b] < vocab_size:
             nexts[b] = backups[b]
-            rows.note(b, "count_sampled", "next = backup_tokens[{}] = {}", b, backups[b])
+            rows.note(b, "count_sampled", f"next = backup_tokens[{b}] = {backups[b]}")
         elif not ignored:
             rows.flag(b, BAD_COUNT, "no valid id: next = pad_token")
     _write(num_sampled, counts)
@@ -1143,15 +1179,15 @@ def locate_sampled(
         told = drafted[b] - (drafted[b - 1] if b > 0 else 0)
         nd = _clamp(told, 0, len(span) - 1)
         if nd != told:
-            text = "{} drafts, outside [0, {}]: read as {}"
-            rows.flag(b, BAD_COUNT, text, told, len(span) - 1, nd)
+            text = f"{told} drafts, outside [0, {len(span) - 1}]: read as {nd}"
+            rows.flag(b, BAD_COUNT, text)
         if not 0 <= counts[b] <= nd + 1:
-            text = "num_sampled[{}] = {} outside [0, {}]: clamped"
-            rows.flag(b, BAD_COUNT, text, b, counts[b], nd + 1)
+            text = f"num_sampled[{b}] = {counts[b]} outside [0, {nd + 1}]: clamped"
+            rows.flag(b, BAD_COUNT, text)
         rejected[b] = nd - _clamp(counts[b] - 1, 0, nd)
         indices[b] = span.stop - 1 - rejected[b]
-        text = "{} of {} drafts rejected: token index {}"
-        rows.note(b, "locate_sampled", text, rejected[b], nd, indices[b])
+        text = f"{rejected[b]} of {nd} drafts rejected: token index {indices[b]}"
+        rows.note(b, "locate_sampled", text)
     _write(num_rejected, rejected)
     _write(token_indices, indices)
     rows.write_status()
@@ -1195,15 +1231,16 @@ def keep_last(
         if rows.is_empty(b, lengths[b]):
             continue
         if lengths[b] > INT32_MAX:
-            rows.flag(b, OVERFLOW, "seq_lens[{}] = {} > 2^31 - 1: emptied", b, lengths[b])
+            rows.flag(b, OVERFLOW, f"seq_lens[{b}] = {lengths[b]} > 2^31 - 1: emptied")
         elif lengths[b] < len(span):
-            text = "seq_lens[{}] = {}, below q = {}: emptied"
-            rows.flag(b, UNDERFLOW, text, b, lengths[b], len(span))
+            text = f"seq_lens[{b}] = {lengths[b]}, below q = {len(span)}: emptied"
+            rows.flag(b, UNDERFLOW, text)
         elif not span:
             rows.note(b, "keep_last", "q = 0: empty")
         else:
             kept[b] = lengths[b]
-            rows.note(b, "keep_last", "token {} is kept: cached {}", span.stop - 1, lengths[b] - 1)
+            text = f"token {span.stop - 1} is kept: cached {lengths[b] - 1}"
+            rows.note(b, "keep_last", text)
             if inputs is not None:
                 ids[b] = inputs[span.stop - 1]
 
@@ -1284,10 +1321,10 @@ def draft_lists(
                 continue
             length, capacity = cached[b] + k + 1, pages.capacity(allocated[b])
             if length > capacity:
-                text = "step {}: length {}, above capacity {}: empty in this step"
-                rows.flag(b, OVERFLOW, text, k, length, capacity)
+                text = f"step {k}: length {length}, above capacity {capacity}: empty in this step"
+                rows.flag(b, OVERFLOW, text)
             else:
-                rows.note(b, "draft_lists", "step {}: length {}", k, length)
+                rows.note(b, "draft_lists", f"step {k}: length {length}")
                 lengths[b] = length
         slots_of_step = None if slots is None else torch.empty(rows.count, dtype=torch.int64)
         _write_layout(
@@ -1372,19 +1409,19 @@ def map_slots(
         for t in span:
             p = positions[t]
             if p < 0:
-                rows.flag(b, BAD_COUNT, "position_ids[{}] = {} is negative: pad_slot", t, p)
+                rows.flag(b, BAD_COUNT, f"position_ids[{t}] = {p} is negative: pad_slot")
             elif p >= capacity:
-                text = "position_ids[{}] = {}, not below capacity {}: pad_slot"
-                rows.flag(b, OVERFLOW, text, t, p, capacity)
+                text = f"position_ids[{t}] = {p}, not below capacity {capacity}: pad_slot"
+                rows.flag(b, OVERFLOW, text)
             elif allocated is not None:
                 page = allocated[p // page_size]
                 if page < 0:
-                    text = "position_ids[{}] = {} is in page {}: pad_slot"
-                    rows.flag(b, BAD_PAGE, text, t, p, page)
+                    rows.flag(b, BAD_PAGE, f"position_ids[{t}] = {p} is in page {page}: pad_slot")
                 else:
                     slots[t] = page * page_size + p % page_size
-        of_row = positions[span.start : span.stop], slots[span.start : span.stop]
-        rows.note(b, "map_slots", "positions {} are in slots {}", *of_row)
+        own = slice(span.start, span.stop)
+        text = f"positions {show(positions[own])} are in slots {show(slots[own])}"
+        rows.note(b, "map_slots", text)
     _write(slot_mapping, slots)
     rows.write_status()
 
@@ -1475,11 +1512,11 @@ def draft_step(
         r = 0 if rejected is None else rejected[b]
         most = staged[b] - 1 if max_rejected is None else min(max_rejected, staged[b] - 1)
         if not 0 <= r <= most:
-            text = "num_rejected[{}] = {} outside [0, {}]: read as {}"
-            rows.flag(b, BAD_COUNT, text, b, r, most, _clamp(r, 0, most))
-            r = _clamp(r, 0, most)
+            told, r = r, _clamp(r, 0, most)
+            text = f"num_rejected[{b}] = {told} outside [0, {most}]: read as {r}"
+            rows.flag(b, BAD_COUNT, text)
         kept = staged[b] - r
-        rows.note(b, "draft_step", "kept = {} - {} rejected = {}", staged[b], r, kept)
+        rows.note(b, "draft_step", f"kept = {staged[b]} - {r} rejected = {kept}")
 
         # A draft made in the middle of a prompt is none: there the next token is known. The passes
         # of such a loop have written drafts into the cache where the prompt goes on.
@@ -1488,31 +1525,35 @@ def draft_step(
             place = known[s] + draft_index
             if place != kept + shift:
                 holds = max(kept - draft_index, 0)
-                text = "known_lens[{}] = {} + {} is not {} + shift {}: mid-prompt, no draft"
-                rows.note(b, "draft_step", text, s, known[s], draft_index, kept, shift)
+                rows.note(
+                    b,
+                    "draft_step",
+                    f"known_lens[{s}] = {known[s]} + {draft_index} is not {kept} + shift {shift}: "
+                    "mid-prompt, no draft",
+                )
             elif 0 <= place < len(ledger[s]):
                 ledger[s][place] = drafted[b]
                 drafts[s] = draft_index + 1
-                text = "tokens[{}, {}] = {}, num_drafts[{}] = {}"
-                rows.note(b, "draft_step", text, s, place, drafted[b], s, drafts[s])
+                text = f"tokens[{s}, {place}] = {drafted[b]}, num_drafts[{s}] = {drafts[s]}"
+                rows.note(b, "draft_step", text)
             else:
-                text = "tokens[{}, {}] is none of its {} places: no draft"
-                rows.note(b, "draft_step", text, s, place, len(ledger[s]))
+                text = f"tokens[{s}, {place}] is none of its {len(ledger[s])} places: no draft"
+                rows.note(b, "draft_step", text)
         if written is not None:
             written[s] = holds  # what the draft's cache holds now
-            rows.note(b, "draft_step", "written_lens[{}] = {}", s, holds)
+            rows.note(b, "draft_step", f"written_lens[{s}] = {holds}")
 
         if last:
             rows.note(b, "draft_step", "last: the row stays as it is")
             continue
         capacity = pages.capacity(allocated[b])
         if kept + 1 > capacity:
-            text = "length {} + 1, above capacity {}: emptied, drafts no more"
-            rows.flag(b, OVERFLOW, text, kept, capacity)
+            text = f"length {kept} + 1, above capacity {capacity}: emptied, drafts no more"
+            rows.flag(b, OVERFLOW, text)
         else:
             lengths[b] = kept + 1
-            text = "length {} + 1 = {}, at most capacity {}"
-            rows.note(b, "draft_step", text, kept, lengths[b], capacity)
+            text = f"length {kept} + 1 = {lengths[b]}, at most capacity {capacity}"
+            rows.note(b, "draft_step", text)
 
     if drafts is not None and ledger is not None:
         _write(num_drafts, drafts)
@@ -1547,7 +1588,8 @@ def draft_step(
             for b, length in enumerate(lengths):
                 if length > 0:
                     new[b] = _clamp(old[b] + 1, 0, last_position)
-                    rows.note(b, "draft_step", "position_ids[{}] = {} + 1 = {}", b, old[b], new[b])
+                    text = f"position_ids[{b}] = {old[b]} + 1 = {new[b]}"
+                    rows.note(b, "draft_step", text)
             _write(position_ids if position_ids_out is None else position_ids_out, new)
         if input_ids is not None and drafted is not None:
             ids = [pad_token] * len(input_ids)

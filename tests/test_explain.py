@@ -62,7 +62,7 @@ def test_cases(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, err) == (0, "")
     assert out.endswith("reference: as what the file expects\noperator: as what the file expects\n")
     case = load_case(path)
-    rows = len(explain.explain(case).notes.slots)
+    rows = len(explain.explain(case).slots)
     blocks = re.split(r"^row (\d+)", out.split("\nresult")[0], flags=re.MULTILINE)[1:]
     assert [int(b) for b in blocks[::2]] == list(range(rows))
     assert all("(contract: " in block for block in blocks[1::2])
@@ -86,7 +86,7 @@ def test_random_calls(op: str, data: st.DataObject) -> None:
     case = Case(op, {name: value for name, value in call.items() if name in known}, {})
     explanation = explain.explain(case)
     assert explanation.operator is None
-    slots = explanation.notes.slots
+    slots = explanation.slots
     assert {note.row for note in explanation.notes} <= set(range(len(slots)))
     assert all(str(note) for note in explanation.notes)
     if "status" in call:
@@ -559,11 +559,11 @@ def test_nothing_is_noted_where_nobody_listens() -> None:
     with collect() as notes:
         reference.advance(**args)
         assert collected() is notes
-    count = len(notes)
+    count = len(notes.notes)
     assert count > 0
     assert collected() is None
     reference.advance(**args)
-    assert len(notes) == count
+    assert len(notes.notes) == count
 
 
 # --- What the file holds
