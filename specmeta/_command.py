@@ -97,16 +97,21 @@ def add_trace_option(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def recording(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[None]:
-    """Record what runs inside where `add_trace_option` asks for it; exit where it can't."""
-    with ExitStack() as stack:
-        if args.trace is not None:
-            from specmeta.trace import record
+    """Record what runs inside where `add_trace_option` asks for it; exit where that fails."""
+    if args.trace is None:
+        yield
+        return
+    from specmeta.trace import RecordingError, record
 
+    try:
+        with ExitStack() as stack:
             try:
                 stack.enter_context(record(args.trace))
             except OSError as error:
                 parser.error(f"trace: {os_reason(error)}")
-        yield
+            yield
+    except RecordingError as error:
+        parser.exit(1, f"{parser.prog}: trace: {error}\n")
 
 
 def set_up(

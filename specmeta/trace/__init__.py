@@ -21,13 +21,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from specmeta._environment import how_to_install
-from specmeta.trace.recorder import Recorder, record
+from specmeta.trace.recorder import Recorder, RecordingError, record
 
 if TYPE_CHECKING:
     from specmeta.trace.comparison import compare
     from specmeta.trace.file import Trace, TraceError, read
 
-__all__ = ["Recorder", "Trace", "TraceError", "compare", "read", "record"]
+__all__ = ["Recorder", "RecordingError", "Trace", "TraceError", "compare", "read", "record"]
 
 # What needs numpy, and where it is.
 _READING = {"Trace": "file", "TraceError": "file", "compare": "comparison", "read": "file"}

@@ -15,9 +15,13 @@ from torch import Tensor
 from specmeta import observe
 from specmeta.trace.writer import FORMAT, VERSION, Writer
 
-__all__ = ["Recorder", "record"]
+__all__ = ["Recorder", "RecordingError", "record"]
 
 _MOST = 2**31 - 1
+
+
+class RecordingError(RuntimeError):
+    """A recorder failed: the message says why. What it wrote before stays in the file."""
 
 
 class Recorder(observe.Observer):
@@ -64,9 +68,12 @@ class Recorder(observe.Observer):
             self._step.read_status(call)
 
     def close(self) -> None:
-        """Write the last step and end the file."""
-        self._end_step()
-        self._writer.close()
+        """Write the last step, unless the recorder failed in it, and end the file."""
+        try:
+            if self.error is None:
+                self._end_step()
+        finally:
+            self._writer.close()
 
     def _begins_step(self, call: observe.Call) -> bool:
         if call.operator == "stage" and "limit_lens" not in call.before:
@@ -117,14 +124,28 @@ def record(path: str | Path) -> Iterator[Recorder]:
     ------
     OSError
         The file can't be made.
+    RecordingError
+        At the end, unless what ran inside raised an error of its own: not all was recorded. What
+        was stays in the file.
     """
     recorder = Recorder(path)
     observe.add(recorder)
+    failed = False
     try:
         yield recorder
+    except Exception:
+        failed = True
+        raise
     finally:
         observe.remove(recorder)
-        recorder.close()
+        try:
+            recorder.close()
+        except OSError as error:
+            recorder.error = recorder.error or error
+        cause = recorder.error
+        if cause is not None and not failed:
+            message = f"{path}: not all was recorded: {type(cause).__name__}: {cause}"
+            raise RecordingError(message) from cause
 
 
 class _Requests:

@@ -43,5 +43,5 @@ class Writer:
 
     def close(self) -> None:
         """End the file."""
-        self._file.close()
-        self._raw.close()
+        with self._raw:
+            self._file.close()
