@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
-from specmeta.cases import arguments_of
+from specmeta._rows import Rows
 from specmeta.observe import Call
 
-__all__ = ["History", "Recent", "Rows", "Wrong"]
+__all__ = ["History", "Recent", "Wrong"]
 
 # Memory that is remembered. Engines that make tensors anew in each step would fill the host's.
 MOST_RECENT = 256
@@ -51,68 +51,6 @@ class Wrong:
     slot: int | None = None
 
 
-class Rows:
-    """The live rows of a call, once it's done.
-
-    Attributes
-    ----------
-    live : range
-    slot : list of int or None
-        By row; None where the row has none.
-    tokens : list of range
-        By row, its query tokens.
-    """
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        tensors = call.before | call.after
-        self.arguments = arguments_of(call.operator)
-        size = next(
-            (
-                tensor.shape[-1] - self.arguments[name].shape.endswith("+1")
-                for name, tensor in tensors.items()
-                if self.arguments[name].shape.split(",")[-1] in ("B", "B+1")
-            ),
-            0,
-        )
-        given = tensors.get("num_rows", call.values.get("num_rows", size))
-        self.live = range(max(0, min(int(given), size)))
-        slots = tensors.get("row_to_slot")
-        self.slot: list[int | None] = [
-            b if slots is None else s if (s := int(slots[b])) >= 0 else None for b in self.live
-        ]
-        cu = (
-            [*range(size + 1)]
-            if "cu_seqlens_q" not in tensors
-            else tensors["cu_seqlens_q"].tolist()
-        )
-        self.tokens = [range(cu[b], max(cu[b], cu[b + 1])) for b in self.live]
-        if call.operator == "draft_lists":  # a row's slots of all steps stand together
-            steps = int(call.values["num_steps"])
-            self.tokens = [range(b * steps, (b + 1) * steps) for b in self.live]
-
-    def place(self, name: str, index: tuple[int, ...]) -> tuple[int | None, int | None]:
-        """Return the row and the slot that an element belongs to."""
-        row = slot = None
-        for dim, i in zip(self.arguments[name].shape.split(","), index, strict=True):
-            if dim in ("B", "B+1"):
-                row = max(i - (dim == "B+1"), 0)
-            elif dim == "S" or (dim == "Z" and "row_to_slot" in self.call.before):
-                slot = i
-            elif dim == "Z":
-                row = i
-            elif dim in ("T", "U"):
-                row = next((b for b in self.live if i in self.tokens[b]), None)
-            elif dim == "C" and "kv_indptr" in self.call.after:
-                indptr = self.call.after["kv_indptr"][index[:-1]].tolist()
-                row = next((b for b in self.live if indptr[b] <= i < indptr[b + 1]), None)
-        if slot is None and row is not None and row in self.live:
-            slot = self.slot[row]
-        elif row is None and slot in self.slot:
-            row = self.slot.index(slot)
-        return row, slot
-
-
 class Requests:
     """The requests whose pages stand in one table.
 
@@ -130,6 +68,8 @@ class Requests:
         self.told = False
         self._number: dict[int, int] = defaultdict(int)
         self._pages: dict[int, list[int]] = {}
+        # By slot what its request was given, as far as all of that was told.
+        self._given: dict[int, set[int]] = {}
         # By page who wrote it last, and when; by request what it last found there.
         self._writer: dict[int, _Written] = {}
         self._found: dict[_Request, dict[int, _Written | None]] = defaultdict(dict)
@@ -143,6 +83,7 @@ class Requests:
         """Take that a slot has a new request."""
         self.told = True
         self._begin(slot)
+        self._given[slot] = set()
 
     def _begin(self, slot: int) -> None:
         self._found.pop(self.request(slot), None)
@@ -152,6 +93,8 @@ class Requests:
     def added(self, slot: int, pages: list[int]) -> None:
         """Take that a slot has more pages, whatever the host has put into them."""
         self.given_back -= set(pages)
+        if slot in self._given:
+            self._given[slot] |= set(pages)
         for page in pages:
             self._found[self.request(slot)].pop(page, None)
 
@@ -183,6 +126,8 @@ class Requests:
             writer = self._writer.get(page)
             if page in self.given_back:
                 wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "given back")
+            elif page not in (self._given.get(slot) or {page}):
+                wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "another one")
             elif page not in written and page in found and found[page] != writer and writer:
                 (other, _), when = writer
                 expected = "what the request left there"
@@ -270,6 +215,8 @@ class History:
         """Find pages that are not the request's own, and tokens that do not follow its others."""
         if call.operator not in ("stage", "advance", "draft_step") or call.values.get("last"):
             return  # the last draft_step leaves the layout alone
+        if call.operator == "stage" and "cu_seqlens_q" not in call.after:
+            return  # nothing says how many tokens a row has
         allocation = _Allocation(call)
         requests = self._tables[allocation.table]
         tensors = call.before | call.after

@@ -11,15 +11,15 @@ What must hold between calls, whoever writes the tensors there:
 - no request writes a page that another one uses, and finds its own pages as it left them. Pages
   may be shared as long as nobody writes them, and a new request may read a prefix that another one
   is just writing;
-- no page is used after it was given back, until a slot has it again;
+- a slot uses no page that it was not given, or that was given back;
 - lengths and positions are still those that ``stage`` and ``draft_step`` left;
 - the positions of a row's tokens are consecutive;
 - a request goes on where ``accept_*`` committed it, and never behind the end of its tokens.
 
-Which pages were given back, and that a slot has a new request, the host must tell.
-:class:`specmeta.BatchMetadata` does; an engine with tables of its own calls
-:func:`specmeta.observe.pages_given_back` and :func:`specmeta.observe.assigned`. Where nobody tells,
-other pages or a start at 0 mean a new request, and the last rule holds for ``stage`` only.
+Which pages a slot was given, which were given back, and that it has a new request, the host must
+tell. :class:`specmeta.BatchMetadata` does; an engine with tables of its own calls
+:func:`specmeta.observe.assigned` and its neighbours. Where nobody tells, other pages or a start at
+0 mean a new request, and the last rule holds for ``stage`` only.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specmeta import observe, reference
-from specmeta._history import History, Recent, Rows, Wrong
-from specmeta.cases import save_case
+from specmeta import observe
+from specmeta._history import History, Recent, Wrong
+from specmeta._rows import Rows
+from specmeta.cases import run_reference, save_case
 from specmeta.observe import Call
+from specmeta.status import Status
 from specmeta.testing import poisoned
 
 __all__ = ["CheckError", "Checker", "Finding", "check"]
@@ -54,8 +56,8 @@ class Finding:
     Attributes
     ----------
     step : int
-        The how many-th call, with live rows, of this operation for the same tensors by slot, and
-        with the same numbers.
+        How many calls with live rows there were before, of this operation for the same tensors by
+        slot and with the same numbers. A trace counts steps so, too.
     operator : str
     wrong : Wrong
         ``field`` (an element, such as ``slot_mapping[5]``), ``expected``, ``got``, and ``row`` and
@@ -72,13 +74,17 @@ class Finding:
     def __str__(self) -> str:
         """Return all of it as one sentence."""
         wrong = self.wrong
-        places = (("row", wrong.row), ("slot", wrong.slot))
-        of = ", ".join(f"{name} {number}" for name, number in places if number is not None)
         return (
             f"specmeta check: step {self.step}, {self.operator}: {wrong.field}"
-            f"{f' ({of})' if of else ''}: expected {wrong.expected}, got {wrong.got}"
+            f"{_owner(wrong.row, wrong.slot)}: expected {wrong.expected}, got {wrong.got}"
             + (f". `specmeta explain {self.path}` tells more" if self.path else "")
         )
+
+
+def _owner(row: int | None, slot: int | None) -> str:
+    places = (("row", row), ("slot", slot))
+    of = ", ".join(f"{name} {number}" for name, number in places if number is not None)
+    return f" ({of})" if of else ""
 
 
 class CheckError(AssertionError):
@@ -144,7 +150,8 @@ def check_process() -> None:
     def end() -> None:
         observe.remove(checker)
         wrong = checker.more + (checker.finding is not None)
-        print(f"specmeta check: {checker.calls} calls, {wrong} wrong", file=sys.stderr)
+        faults = f"; status: {Status.words(checker.faults)}" if checker.faults else ""
+        print(f"specmeta check: {checker.calls} calls, {wrong} wrong{faults}", file=sys.stderr)
         if checker.error is not None:
             print(f"{_failed(checker)}: {checker.error!r}", file=sys.stderr)
 
@@ -166,14 +173,15 @@ class Checker(observe.Observer):
         The first difference.
     more : int
         Calls that were wrong after it.
-    error : Exception or None
-        What ended the comparison.
+    faults : Status
+        All that operations have reported in ``status``. The first row with each of them is logged,
+        as a warning: the operation was right, what it was given was not.
     """
 
     def __init__(self, directory: str | Path = "cases") -> None:
         self.calls = self.more = 0
         self.finding: Finding | None = None
-        self.error: Exception | None = None
+        self.faults = Status(0)
         self._directory = directory
         self._steps: Recent[int] = Recent(int)
         self._history = History()
@@ -181,15 +189,9 @@ class Checker(observe.Observer):
     def called(self, call: Call) -> None:
         """Compare a call with the reference, and with the calls before."""
         self.calls += 1
-        try:
-            self._compare(call)
-        except Exception as error:
-            self.error = error
-            raise
-
-    def _compare(self, call: Call) -> None:
         rows = Rows(call)
         step = self._step(call, rows)
+        self._warn(call, rows, step)
         wrong = _difference(call, rows)
         if wrong is not None:
             self._report(call, step, wrong)
@@ -208,7 +210,22 @@ class Checker(observe.Observer):
         numbers = (item for item in call.values.items() if item[0] != "num_rows")
         place = (call.operator, *by_slot, *numbers)
         self._steps[place] += bool(rows.live)
-        return self._steps[place]
+        return max(self._steps[place] - 1, 0)
+
+    def _warn(self, call: Call, rows: Rows, step: int) -> None:
+        """Say it where a fault is reported for the first time."""
+        if "status" not in call.after:
+            return
+        new = call.after["status"] & ~call.before["status"] & ~int(self.faults)
+        for i in new.nonzero().flatten().tolist():
+            bits = Status(int(new[i])) & ~self.faults
+            if bits:
+                self.faults |= bits
+                row, slot = rows.place("status", (i,))
+                _log.warning(
+                    "specmeta check: step %s, %s: status[%s]%s: %s",
+                    *(step, call.operator, i, _owner(row, slot), Status.words(bits)),
+                )
 
     def _report(self, call: Call, step: int, wrong: Wrong) -> None:
         if self.finding is not None:
@@ -253,9 +270,7 @@ def _spaced(call: Call, name: str) -> Tensor:
 def _difference(call: Call, rows: Rows) -> Wrong | None:
     """Compare what a call left with what the reference makes of the same."""
     want = {name: tensor.clone() for name, tensor in call.before.items()}
-    if call.operator == "advance":
-        want.setdefault("num_accepted", None)  # type: ignore[arg-type]
-    getattr(reference, call.operator)(**want, **call.values)
+    run_reference(call.operator, {**want, **call.values})
     for name, got in call.after.items():
         if not torch.equal(got, want[name]):
             index = tuple((got != want[name]).nonzero()[0].tolist())

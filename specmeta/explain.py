@@ -20,9 +20,9 @@ import specmeta
 from specmeta import _notes, reference
 from specmeta._command import Parser
 from specmeta._environment import how_to_install
-from specmeta._history import Rows
 from specmeta._notes import Note, show
 from specmeta._paste import read_call
+from specmeta._rows import Rows
 from specmeta.cases import Case, CaseError, arguments_of
 from specmeta.observe import Call
 from specmeta.status import Status

@@ -19,12 +19,13 @@ Examples
 >>> from specmeta import observe
 >>> class Lengths(observe.Observer):
 ...     def called(self, call):
-...         print(call.operator, call.before["seq_lens"], call.after["seq_lens"])
+...         self.seen = call.operator, call.before["seq_lens"], call.after["seq_lens"]
 >>> lengths = Lengths()
 >>> observe.add(lengths)
 >>> specmeta.advance(torch.tensor([2]), torch.tensor([33]), page_size=32)
 >>> observe.remove(lengths)
-advance tensor([33]) tensor([35])
+>>> lengths.seen
+('advance', tensor([33]), tensor([35]))
 """
 
 from __future__ import annotations
@@ -99,7 +100,14 @@ class Observer:
 
     ``table`` is the address (as in :attr:`Call.addresses`) of the tensor that holds the page ids,
     ``page_table`` or ``alloc_pages``: pages of two tables have nothing to do with each other.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        What it raised. It has not been shown anything since.
     """
+
+    error: BaseException | None = None
 
     def called(self, call: Call) -> None:
         """Take a call that is done."""
@@ -143,7 +151,7 @@ _capturing: CapturedCalls | None = None
 def add(observer: Observer) -> None:
     """Show an observer every call from now on.
 
-    One that raises is not shown any more; the error is logged.
+    One that raises is not shown any more; its ``error`` says why, and is logged.
     """
     global _observers, _taps
     with _lock:
@@ -279,8 +287,9 @@ def _each(show: Callable[[Observer], None]) -> None:
     for observer in _observers:
         try:
             show(observer)
-        except BaseException:  # sys.exit() too, which would end only this thread
+        except BaseException as error:  # sys.exit() too, which would end only this thread
             _log.exception("specmeta: an observer failed and is not shown any more")
+            observer.error = error
             _drop(observer)
 
 

@@ -122,12 +122,12 @@ def test_a_difference_is_reported_once_with_a_case(
         with pytest.raises(AssertionError, match=r"slot_mapping\[4\] is 23, expected 22"):
             run_case(specmeta.stage, case)
     run_case(specmeta.stage, case)
-    assert (finding.step, finding.operator) == (2, "stage")
+    assert (finding.step, finding.operator) == (1, "stage")
     assert (finding.wrong.field, finding.wrong.row, finding.wrong.slot) == ("slot_mapping[4]", 1, 0)
     assert (finding.wrong.expected, finding.wrong.got) == ("22", "23")
     assert str(error).endswith("(2 more calls were wrong)")
     assert caplog.text.count("slot_mapping[4] (row 1, slot 0): expected 22, got 23") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["check_stage_step_2.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["check_stage_step_1.json"]
 
 
 def test_an_error_of_the_loop_is_not_hidden(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ FAULTS = {
     write_while_another_pauses: (
         "stage",
         "page 1 (row 0, slot 2): expected what the request left there, got what slot 0 wrote in "
-        "step 3",
+        "step 2",
     ),
     give_back: (
         "stage",
@@ -322,6 +322,7 @@ def test_tensors_that_are_made_anew_in_each_step_are_forgotten(tmp_path: Path) -
             torch.tensor([3], dtype=torch.int32), page_size=4, page_table=table,
             query_lens=torch.tensor([1], dtype=torch.int32),
             seq_lens=torch.empty(1, dtype=torch.int32),
+            cu_seqlens_q=torch.empty(2, dtype=torch.int32),
         )  # fmt: skip
         other = torch.tensor([[9]], dtype=torch.int32)
         specmeta.advance(None, torch.tensor([1]), page_size=4, page_table=other)
@@ -349,7 +350,7 @@ def test_steps_are_counted_where_outputs_are_made_anew(tmp_path: Path) -> None:
 
     with planted("advance", wrong):
         finding = found(tmp_path, *[step] * 3).finding
-    assert (finding.step, finding.wrong.field) == (3, "cached_lens[0]")
+    assert (finding.step, finding.wrong.field) == (2, "cached_lens[0]")
 
 
 @pytest.mark.parametrize("operator", calls())
@@ -436,10 +437,54 @@ def test_advance_past_the_end_of_what_is_written(tmp_path: Path) -> None:
     steps = [lambda: observe.assigned(engine.page_table, 0)]
     steps += [partial(engine.step, count) for count in (2, -1, 1, 3)]
     expected = re.escape("cached_lens[0] (row 0, slot 0): expected at most 8, where the request's")
-    assert found(tmp_path, *steps, match=expected).finding.step == 4
+    assert found(tmp_path, *steps, match=expected).finding.step == 3
     with specmeta.check(tmp_path):  # nobody tells: it may be another request
         for step in steps[1:]:
             step()
+
+
+def test_a_page_that_the_slot_was_never_given(tmp_path: Path) -> None:
+    loop = Loop()
+    batch = loop.batch
+    batch.release(2)
+    batch.release(0)
+
+    def assign() -> None:
+        batch.assign(2, [7, 8, 9], pages=[1, 2, 3, 4])
+        batch.assign(0, [20], pages=[5, 6, 7, 8])
+
+    def fault() -> None:
+        batch.page_table[2, 0] = 30
+
+    expected = re.escape("page 30 (row 0, slot 2): expected a page that the slot holds")
+    found(tmp_path, assign, loop.step, fault, loop.step, match=expected)
+
+
+def test_stage_that_does_not_say_how_many_tokens(tmp_path: Path) -> None:
+    table = torch.tensor([[1, 2, 3, 4]], dtype=torch.int32)
+    seq_lens = torch.empty(1, dtype=torch.int32)
+    with specmeta.check(tmp_path) as checker:
+        for committed in (0, 2, 4):
+            specmeta.stage(
+                torch.tensor([committed], dtype=torch.int32), page_size=4, page_table=table,
+                query_lens=torch.tensor([2], dtype=torch.int32), seq_lens=seq_lens,
+            )  # fmt: skip
+    assert checker.calls == 3
+
+
+def test_faults_are_said_once_and_are_no_difference(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    status = torch.zeros(2, dtype=torch.int32)
+    with specmeta.check(tmp_path) as checker:
+        for count in (1, 9, -9):
+            specmeta.advance(
+                torch.tensor([1, count]), torch.tensor([5, 5]), page_size=4, max_accepted=4,
+                status=status,
+            )  # fmt: skip
+    assert checker.faults == specmeta.Status.BAD_COUNT
+    message = "specmeta check: step 1, advance: status[1] (row 1, slot 1): BAD_COUNT"
+    assert [record.getMessage() for record in caplog.records] == [message]
 
 
 def test_broken_positions(tmp_path: Path) -> None:

@@ -611,7 +611,7 @@ def test_every_form_is_the_same_call() -> None:
         ("op = advance\nseq_lens = open('x')", "seq_lens: expected a number, a list"),
         ("op = advance\nseq_lens = tensor()", "seq_lens: expected a number, a list"),
         ("op = advance\nseq_lens = tensor([1, 2, ..., 9])", "seq_lens: shortened (...)"),
-        ("op = advance\nseq_lens = [1.5]", "args.seq_lens: expected integers, got 1.5"),
+        ("op = advance\nseq_lens = [1.5]", "args.seq_lens: expected an integer, got 1.5"),
         ("op = advance\nwhat is this", "line 2: expected `name = value`, got 'what is this'"),
         ("op = advance\nseq_lens = [1]\nseq_lens = [2]", "seq_lens: given a second time in line 3"),
         ("op = advance\nseq_lens = [1]", "args: expected page_size, which advance needs"),

@@ -1,0 +1,70 @@
+"""The rows of a call, for those who look at it afterwards."""
+
+from __future__ import annotations
+
+from specmeta.cases import arguments_of
+from specmeta.observe import Call
+
+__all__ = ["Rows"]
+
+
+class Rows:
+    """The live rows of a call, once it's done.
+
+    Attributes
+    ----------
+    live : range
+    slot : list of int or None
+        By row; None where the row has none.
+    tokens : list of range
+        By row, its query tokens.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        tensors = call.before | call.after
+        self.arguments = arguments_of(call.operator)
+        size = next(
+            (
+                tensor.shape[-1] - self.arguments[name].shape.endswith("+1")
+                for name, tensor in tensors.items()
+                if self.arguments[name].shape.split(",")[-1] in ("B", "B+1")
+            ),
+            0,
+        )
+        given = tensors.get("num_rows", call.values.get("num_rows", size))
+        self.live = range(max(0, min(int(given), size)))
+        slots = tensors.get("row_to_slot")
+        self.slot: list[int | None] = [
+            b if slots is None else s if (s := int(slots[b])) >= 0 else None for b in self.live
+        ]
+        cu = (
+            [*range(size + 1)]
+            if "cu_seqlens_q" not in tensors
+            else tensors["cu_seqlens_q"].tolist()
+        )
+        self.tokens = [range(cu[b], max(cu[b], cu[b + 1])) for b in self.live]
+        if call.operator == "draft_lists":  # a row's slots of all steps stand together
+            steps = int(call.values["num_steps"])
+            self.tokens = [range(b * steps, (b + 1) * steps) for b in self.live]
+
+    def place(self, name: str, index: tuple[int, ...]) -> tuple[int | None, int | None]:
+        """Return the row and the slot that an element belongs to."""
+        row = slot = None
+        for dim, i in zip(self.arguments[name].shape.split(","), index, strict=True):
+            if dim in ("B", "B+1"):
+                row = max(i - (dim == "B+1"), 0)
+            elif dim == "S" or (dim == "Z" and "row_to_slot" in self.call.before):
+                slot = i
+            elif dim == "Z":
+                row = i
+            elif dim in ("T", "U"):
+                row = next((b for b in self.live if i in self.tokens[b]), None)
+            elif dim == "C" and "kv_indptr" in self.call.after:
+                indptr = self.call.after["kv_indptr"][index[:-1]].tolist()
+                row = next((b for b in self.live if indptr[b] <= i < indptr[b + 1]), None)
+        if slot is None and row is not None and row in self.live:
+            slot = self.slot[row]
+        elif row is None and slot in self.slot:
+            row = self.slot.index(slot)
+        return row, slot
