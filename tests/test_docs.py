@@ -12,7 +12,19 @@ import pytest
 import torch
 
 import specmeta
-from specmeta import batch, cli, generate, graph, ops, trace
+from specmeta import (
+    batch,
+    cases,
+    checking,
+    cli,
+    generate,
+    graph,
+    observe,
+    ops,
+    reference,
+    status,
+    trace,
+)
 from specmeta.serving import engine, pages
 
 ROOT = Path(__file__).parent.parent
@@ -115,7 +127,23 @@ def test_commands(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert [word for word in words if word.startswith("-") and word not in known] == [], line
 
 
-@pytest.mark.parametrize("module", [batch, engine, generate, graph, ops, pages, trace])
+MODULES = [
+    batch,
+    cases,
+    checking,
+    engine,
+    generate,
+    graph,
+    observe,
+    ops,
+    pages,
+    reference,
+    status,
+    trace,
+]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_docstrings(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # for what an example writes
     names = {"specmeta": specmeta, "torch": torch}
