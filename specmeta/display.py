@@ -6,6 +6,7 @@ import io
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchTable", "inspect"]
 
 MOST_PAGES = 6  # ids of a list
+MOST_RUNS = 4  # of positions or write slots
 WIDTH = 160  # where no terminal says how wide it is
 
 
@@ -84,7 +86,7 @@ def inspect(batch: BatchMetadata) -> BatchTable:
     CaptureError
         Inside a capture.
     ImportError
-        Without rich, which the extra ``generate`` brings.
+        Without rich, which the extra ``debug`` brings.
 
     Examples
     --------
@@ -101,6 +103,10 @@ def inspect(batch: BatchMetadata) -> BatchTable:
     ───────────────────────────────────────────────────────────────────────────────────
       0     1      3       0      3        3       0         0  3               3     0
     <BLANKLINE>
+    row  tokens  positions  write slots
+    ───────────────────────────────────
+      0    0..2       0..2  12..14
+    <BLANKLINE>
     slot  known  committed  drafts  written  pages   status
     ───────────────────────────────────────────────────────
        1      3          0       0        0  3 4     -
@@ -112,10 +118,12 @@ def inspect(batch: BatchMetadata) -> BatchTable:
     except ImportError as error:
         raise ImportError(f"specmeta.inspect needs rich: {how_to_install('debug')}") from error
     state = _State(batch)
-    faults = [*state.row_faults(), *state.slot_faults()]
+    faults = [*state.row_faults(), *state.token_faults(), *state.slot_faults()]
     head = Text("BatchMetadata", style="bold").append(f" {state.describe()}", "not bold")
     parts: list[Any] = [head, _row_table(state)]
     parts += _unused("rows", batch.max_rows, state.rows)
+    if any(map(state.query, state.rows)):
+        parts += [Text(), _token_table(state)]
     parts += [Text(), _slot_table(state)]
     parts += _unused("slots", batch.max_slots, state.slots)
     if faults:
@@ -128,6 +136,8 @@ class _State:
 
     Attributes
     ----------
+    live : range
+        The rows of the launch.
     rows, slots : list of int
         Those in use.
     """
@@ -147,6 +157,9 @@ class _State:
             self.seq_lens: list[int] = batch.seq_lens.tolist()
             self.cached_lens: list[int] = batch.cached_lens.tolist()
             self.cu_seqlens_q: list[int] = batch.cu_seqlens_q.tolist()
+            self.position_ids: list[int] = batch.position_ids.tolist()
+            self.slot_mapping: list[int] = batch.slot_mapping.tolist()
+            self.draft_position_ids: list[int] = batch.draft_position_ids.tolist()
             self.num_draft_tokens: list[int] = batch.num_draft_tokens.tolist()
             self.num_accepted: list[int] = batch.num_accepted.tolist()
             self.next_tokens: list[int] = batch.next_tokens.tolist()
@@ -170,8 +183,8 @@ class _State:
             ]
         except CaptureError as error:
             raise CaptureError(message) from error
-        live = range(min(max(self.num_rows, 0), batch.max_rows))
-        self.rows = [b for b in live if self.row_to_slot[b] != -1]
+        self.live = range(min(max(self.num_rows, 0), batch.max_rows))
+        self.rows = [b for b in self.live if self.row_to_slot[b] != -1]
         carried = {self.row_to_slot[b] for b in self.rows}
         self.slots = [
             s
@@ -202,6 +215,20 @@ class _State:
     def used(self, b: int) -> int:
         """Return how many pages the length of a row makes it use."""
         return -(-max(self.seq_lens[b], 0) // self.batch.page_size)
+
+    def query(self, b: int) -> int:
+        """Return how many query tokens a row has."""
+        return self.cu_seqlens_q[b + 1] - self.cu_seqlens_q[b]
+
+    def of_tokens(self, values: list[int], b: int) -> list[int]:
+        """Return what a list by token has for the tokens of a row."""
+        return values[max(self.cu_seqlens_q[b], 0) : max(self.cu_seqlens_q[b + 1], 0)]
+
+    def write_slot(self, s: int, index: int) -> int:
+        """Return where a slot's pages have a cache index."""
+        i, offset = divmod(index, self.batch.page_size)
+        page = self.pages[s][i] if i < len(self.pages[s]) else -1
+        return self.batch._pads["pad_slot"] if page < 0 else page * self.batch.page_size + offset
 
     def listed(self, name: str, b: int) -> list[int]:
         """Return the page ids that `kv_indices` or `block_table` has for a row."""
@@ -245,6 +272,50 @@ class _State:
                         f"{show(own, MOST_PAGES)} (right only if the row is not staged yet)"
                     )
 
+    def token_faults(self) -> Iterator[str]:
+        """Yield what is wrong with the tokens of the rows."""
+        num_tokens, last = self.batch.max_tokens, self.batch.max_seq_len - 1
+        for b in self.live:
+            begin, end = self.cu_seqlens_q[b : b + 2]
+            if not 0 <= begin <= end <= num_tokens:
+                yield f"row {b}: cu_seqlens_q goes from {begin} to {end}, of {num_tokens} tokens"
+                continue
+            s, length, cached, query = (
+                self.slot(b),
+                self.seq_lens[b],
+                self.cached_lens[b],
+                end - begin,
+            )
+            if s is None or not 0 <= cached <= length or length == 0:
+                continue  # has no tokens, or row_faults has said so
+            # A draft loop moves the row to one token of its own and leaves these as they were. It
+            # can't be told from a row of one token whose positions have come to the same.
+            if (
+                self.batch.max_draft_len > 0
+                and length - cached == 1
+                and (query != 1 or self.draft_position_ids[b] == cached)
+            ):
+                continue
+            if cached + query != length:
+                yield f"row {b}: cached {cached} and query {query}, seq_len {length}"
+                continue
+            positions = self.of_tokens(self.position_ids, b)
+            if positions != list(range(cached, length)):
+                # `advance` moves all of them alike, but stops at the ends.
+                alike = all(y == x + 1 or x == y in (0, last) for x, y in pairwise(positions))
+                yield f"row {b}: position_ids {_runs(positions)}, cached {cached}" + (
+                    " (right only if advance moves positions otherwise than lengths)"
+                    if alike
+                    else ""
+                )
+            got = self.of_tokens(self.slot_mapping, b)
+            own = [self.write_slot(s, index) for index in range(cached, length)]
+            if got != own:
+                yield (
+                    f"row {b}: slot_mapping {_runs(got)}, the pages of slot {s} make {_runs(own)} "
+                    "(right only if the row is not staged yet)"
+                )
+
     def slot_faults(self) -> Iterator[str]:
         """Yield what is wrong with the slots."""
         batch, ledger_len = self.batch, self.batch.tokens.shape[1]
@@ -280,7 +351,7 @@ def _table(*columns: str) -> Table:
     # Narrow enough for a terminal of 80 columns.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        if name in ("pages", "status"):
+        if name in ("pages", "status", "write slots"):
             table.add_column(name, min_width=6)
         else:
             table.add_column(name, justify="right", no_wrap=" " not in name)
@@ -298,7 +369,7 @@ def _row_table(state: _State) -> Table:
             state.row_to_slot[b],
             "-" if s is None else state.known[s],
             state.cached_lens[b],
-            state.cu_seqlens_q[b + 1] - state.cu_seqlens_q[b],
+            state.query(b),
             state.seq_lens[b],
         ]
         if not state.drafter:
@@ -308,6 +379,18 @@ def _row_table(state: _State) -> Table:
         if not state.drafter:
             cells.append(state.next_tokens[b])
         table.add_row(*map(str, cells))
+    return table
+
+
+def _token_table(state: _State) -> Table:
+    table = _table("row", "tokens", "positions", "write slots")
+    for b in filter(state.query, state.rows):
+        table.add_row(
+            str(b),
+            _runs(state.of_tokens(list(range(state.batch.max_tokens)), b)),
+            _runs(state.of_tokens(state.position_ids, b)),
+            _runs(state.of_tokens(state.slot_mapping, b)),
+        )
     return table
 
 
@@ -328,15 +411,20 @@ def _slot_table(state: _State) -> Table:
     return table
 
 
+def _runs(values: Iterable[int]) -> str:
+    """Return integers as text, those that follow each other as their ends."""
+    runs: list[list[int]] = []
+    for i in values:
+        if runs and runs[-1][-1] == i - 1:
+            runs[-1] = [runs[-1][0], i]
+        else:
+            runs.append([i])
+    return show(["..".join(map(str, run)) for run in runs], MOST_RUNS)
+
+
 def _unused(what: str, count: int, used: list[int]) -> list[Any]:
     """Fold those that are not used into one line."""
     from rich.text import Text
 
-    spans: list[list[int]] = []
-    for i in sorted(set(range(count)) - set(used)):
-        if spans and spans[-1][-1] == i - 1:
-            spans[-1] = [spans[-1][0], i]
-        else:
-            spans.append([i])
-    text = ", ".join("-".join(map(str, span)) for span in spans)
-    return [Text(f"unused {what}: {text}", style="dim")] if spans else []
+    unused = sorted(set(range(count)) - set(used))
+    return [Text(f"unused {what}: {_runs(unused)}", style="dim")] if unused else []

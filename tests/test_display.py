@@ -61,13 +61,18 @@ row  slot  known  cached  query  seq_len  drafts  accepted  pages   last page  n
 ───────────────────────────────────────────────────────────────────────────────────
   0     2      4       0      3        3       0         0  1               3    10
   2     5      9       0      4        4       0         0  9               4     4
-unused rows: 1, 3
+unused rows: 1 3
+
+row  tokens  positions  write slots
+───────────────────────────────────
+  0    0..2       0..2  4..6
+  2    3..6       0..3  36..39
 
 slot  known  committed  drafts  written  pages                   status
 ───────────────────────────────────────────────────────────────────────
    2      4          3       0        0  1 2 3 4                 -
    5      9          4       0        0  9 10 11 12 13 14 … (8)  -
-unused slots: 0-1, 3-4"""
+unused slots: 0..1 3..4"""
     )
 
 
@@ -108,6 +113,23 @@ def test_no_column_is_lost_on_80_columns(
     ]  # fmt: skip
 
 
+def test_write_slots_of_a_long_row(batch: BatchMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    far = [2**28 - 2 * i for i in range(8)]
+    batch = make_batch(max_tokens=32, max_seq_len=2**17)
+    batch.assign(2, prompt=[*range(32)], pages=far)
+    batch.set_rows([2], query_lens=[32])
+    batch.stage()
+    lines = str(specmeta.inspect(batch)).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    row = next(line for line in lines if line.startswith("  0   0..31"))
+    slots = [f"{4 * page}..{4 * page + 3}" for page in far[:4]]
+    assert row.split() == ["0", "0..31", "0..31", *slots[: len(row.split()) - 3]]
+    assert "… (8)" in str(lines)
+    batch.set_rows([], [])
+    assert "write slots" not in str(specmeta.inspect(batch))
+
+
 @pytest.mark.parametrize("lists", ["both", "kv_indices", "block_table", "neither"])
 def test_nothing_is_wrong_in_a_whole_run(lists: str) -> None:
     batch = make_batch(
@@ -144,6 +166,35 @@ def test_nothing_is_wrong_in_a_whole_run(lists: str) -> None:
         ("last_page_len", (2,), 1, "row 2: last_page_len is 1, seq_len 4 and page_size 4 make 4"),
         ("kv_indptr", (4,), 5, None),  # of a padding row
         ("kv_indptr", (3,), 4, "row 2: kv_indptr's part is 3, seq_len 4 and page_size 4 make 1"),
+        ("cu_seqlens_q", (0,), -1, "row 0: cu_seqlens_q goes from -1 to 3, of 16 tokens"),
+        ("cu_seqlens_q", (2,), 1, "row 1: cu_seqlens_q goes from 3 to 1, of 16 tokens"),
+        ("cu_seqlens_q", (3,), 2, "row 2: cu_seqlens_q goes from 3 to 2, of 16 tokens"),
+        ("cu_seqlens_q", (3,), 17, "row 2: cu_seqlens_q goes from 3 to 17, of 16 tokens"),
+        ("cu_seqlens_q", (3,), 6, "row 2: cached 0 and query 3, seq_len 4"),
+        ("cu_seqlens_q", (4,), 2, None),  # of a padding row
+        ("position_ids", (1,), 5, "row 0: position_ids 0 5 2, cached 0"),
+        ("position_ids", (7,), 5, None),  # of a padding token
+        (
+            "position_ids",
+            slice(3, 7),
+            torch.arange(1, 5),
+            "row 2: position_ids 1..4, cached 0 (right only if advance moves positions otherwise "
+            "than lengths)",
+        ),
+        (
+            "slot_mapping",
+            (5,),
+            4,
+            "row 2: slot_mapping 36..37 4 39, the pages of slot 5 make 36..39 (right only if the "
+            "row is not staged yet)",
+        ),
+        (
+            "slot_mapping",
+            (0,),
+            -1,
+            "row 0: slot_mapping -1 5..6, the pages of slot 2 make 4..6 (right only if the row is "
+            "not staged yet)",
+        ),
         ("cached_lens", (0,), 9, "row 0: cached 9, seq_len 3"),
         ("seq_lens", (0,), -3, "row 0: cached 0, seq_len -3"),
         ("row_to_slot", (0,), 6, "row 0: slot 6 of 6"),
@@ -181,7 +232,7 @@ def test_nothing_is_wrong_in_a_whole_run(lists: str) -> None:
     ],
 )
 def test_what_is_wrong(
-    batch: BatchMetadata, name: str, index: tuple[int, ...], value: int, fault: str | None
+    batch: BatchMetadata, name: str, index: Any, value: int | torch.Tensor, fault: str | None
 ) -> None:
     assert specmeta.inspect(batch).faults == []
     getattr(batch, name)[index] = value
@@ -191,6 +242,49 @@ def test_what_is_wrong(
     else:
         assert fault in table.faults
         assert f"! {fault}"[:60] in str(table)
+
+
+@pytest.mark.parametrize("num_drafts", [0, K])
+def test_rows_of_one_token(num_drafts: int) -> None:
+    """A draft loop makes such rows look like staged ones, whose positions stand one behind."""
+    batch = make_batch(max_draft_len=num_drafts)
+    batch.assign(2, prompt=[7, 8], pages=[1, 2])
+    batch.set_rows([2], query_lens=[1])
+    for _ in range(4):
+        batch.stage()
+        assert specmeta.inspect(batch).faults == []
+        batch.accept_greedy(count_up(batch.input_ids))
+        assert specmeta.inspect(batch).faults == []
+        for k in range(num_drafts):
+            batch.draft_step(batch.next_tokens, index=k)
+            assert specmeta.inspect(batch).faults == []
+    batch.stage()
+    batch.position_ids[0] = 9
+    batch.slot_mapping[0] = 7
+    faults = specmeta.inspect(batch).faults
+    assert [fault.split(", ")[0] for fault in faults] == [
+        "row 0: position_ids 9",
+        "row 0: slot_mapping 7",
+    ]
+    if num_drafts == 0:  # no loop
+        batch.draft_position_ids[0] = batch.cached_lens[0]
+        assert len(specmeta.inspect(batch).faults) == 2
+
+
+@pytest.mark.parametrize(("bias", "positions"), [(2, "3..5"), (-2, "0 0..1"), (99, "31 31 31")])
+def test_positions_after_advance(batch: BatchMetadata, bias: int, positions: str) -> None:
+    counts = torch.tensor([0, 0, 1, 0, 0, 0])
+    batch.advance(counts)
+    assert specmeta.inspect(batch).faults == []
+    batch.advance(torch.zeros_like(counts), position_bias=bias)
+    faults = specmeta.inspect(batch).faults
+    assert len(faults) == 2
+    assert faults[0] == (
+        f"row 0: position_ids {positions}, cached 1 (right only if advance moves positions "
+        "otherwise than lengths)"
+    )
+    batch.advance(torch.full_like(counts, 99))  # empties the rows, and their tokens
+    assert specmeta.inspect(batch).faults == []
 
 
 def test_status_in_words(batch: BatchMetadata) -> None:
@@ -242,5 +336,5 @@ def test_not_inside_a_cuda_graph(device: str) -> None:
 
 def test_without_rich(batch: BatchMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(ImportError, match=r"specmeta\.inspect needs rich: pip install .*generate"):
+    with pytest.raises(ImportError, match=r"specmeta\.inspect needs rich: pip install .*debug"):
         specmeta.inspect(batch)
