@@ -677,6 +677,26 @@ def test_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Note: line 4 is incomplete and was left out." in out
 
 
+def test_diff_without_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(name: str, third: int) -> str:
+        seq_lens = torch.tensor([33, 5])
+        with trace.record(tmp_path / name):
+            for count in (2, 2, third):
+                specmeta.advance(torch.tensor([2, count]), seq_lens, page_size=32)
+        return str(tmp_path / name)
+
+    a, b, same = run("a.jsonl", 2), run("b.jsonl", 3), run("same.jsonl", 2)
+    assert cli.main(["trace", "--diff", a, b]) == 1
+    assert "seq_len" in (out := capsys.readouterr().out)
+    assert "11 (step 2, row 1)" in out
+    assert "12 (step 2, row 1)" in out
+    assert cli.main(["trace", "--diff", a, same]) == 0
+    with_tokens = write(tmp_path / "tokens.jsonl", STEPS)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["trace", "--diff", a, str(with_tokens)])
+    assert "a.jsonl: emitted: expected tokens" in capsys.readouterr().err
+
+
 def test_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = write(tmp_path / "a.jsonl", STEPS)
     assert run_command("--diff", a, a) == 0

@@ -59,7 +59,10 @@ def main(argv: Sequence[str]) -> int:
     if not args.diff:
         _print_summary(traces[0])
         return 0
-    differences = compare(*traces)
+    try:
+        differences = compare(*traces)
+    except TraceError as error:
+        parser.error(str(error))
     _print_differences(traces, differences)
     return 1 if differences else 0
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from specmeta.status import Status
-from specmeta.trace.file import Ints, Trace
+from specmeta.trace.file import Ints, Trace, TraceError
 
 __all__ = ["FIELDS", "Difference", "Place", "compare"]
 
 # What is compared, in this order.
-FIELDS = ("emitted", "committed_len", "used_pages", "status")
+FIELDS = ("emitted", "committed_len", "seq_len", "used_pages", "status")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Difference:
     request : int
         The request's place in the order of assignment, the same in both runs.
     token : int
-        How many tokens had come out of the request before.
+        How many tokens had come out of the request before; rows, where there are no tokens.
     a, b : Place
     """
 
@@ -61,6 +61,8 @@ def compare(a: Trace, b: Trace) -> list[Difference]:
     have come out. So tokens are compared one by one, and the other fields in the rows behind which
     both runs stand at the same number of tokens; `used_pages` where these rows also have the same
     length. What only one of the runs has (its last tokens, its last requests) is not compared.
+    Where no run has tokens (``advance`` alone), a request's rows are compared one by one, and
+    `seq_len` too.
 
     Parameters
     ----------
@@ -70,10 +72,20 @@ def compare(a: Trace, b: Trace) -> list[Difference]:
     -------
     list of Difference
         In the order of `FIELDS`.
+
+    Raises
+    ------
+    TraceError
+        Only one of them has tokens: nothing says which rows belong together.
     """
+    have_tokens = [len(trace.emitted.values) > 0 for trace in (a, b)]
+    if have_tokens[0] != have_tokens[1]:
+        without = (a, b)[have_tokens.index(False)]
+        raise TraceError(f"{without.path}: emitted: expected tokens, as in the other, got none")
     found: dict[str, Difference] = {}
     for request in range(min(a.num_requests, b.num_requests)):
-        for difference in _compare_request(request, _Story(a, request), _Story(b, request)):
+        stories = (_Story(trace, request, have_tokens[0]) for trace in (a, b))
+        for difference in _compare_request(request, *stories):
             known = found.get(difference.field)
             if known is None or difference.a.step < known.a.step:
                 found[difference.field] = difference
@@ -83,13 +95,14 @@ def compare(a: Trace, b: Trace) -> list[Difference]:
 class _Story:
     """What one run says of a request."""
 
-    def __init__(self, trace: Trace, request: int) -> None:
+    def __init__(self, trace: Trace, request: int, has_tokens: bool) -> None:
         self.trace = trace
+        self.has_tokens = has_tokens
         self.rows = trace.rows_of(request)
         lists = [trace.emitted.of(row) for row in self.rows]
         self.tokens: Ints = np.concatenate([*lists, np.zeros(0, dtype=np.int64)])
         # Tokens that have come out behind each row; -1 for rows that nothing came out of.
-        counts = np.array([len(ids) for ids in lists], dtype=np.int64)
+        counts = np.array([len(ids) if has_tokens else 1 for ids in lists], dtype=np.int64)
         self.counts = np.where(counts > 0, np.cumsum(counts), -1)
 
     def place(self, index: int, value: str) -> Place:
@@ -117,6 +130,8 @@ def _compare_request(request: int, a: _Story, b: _Story) -> Iterator[Difference]
     same_page_size = a.trace.page_size == b.trace.page_size
     same_length = a.column("seq_len")[in_a] == b.column("seq_len")[in_b]
     for field in FIELDS[1:]:
+        if field == "seq_len" and a.has_tokens:
+            continue  # it has the drafts in it
         differs = a.column(field)[in_a] != b.column(field)[in_b]
         if field == "used_pages":
             differs &= same_length & same_page_size
