@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from typing import Any
 
-from specmeta.cases import Case, CaseError, parse
+from specmeta.cases import Case, CaseError, parse, read_json
 
 __all__ = ["read_call"]
 
 _LINE = re.compile(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(.*)", re.DOTALL)
+# A scalar that prints its type: np.int64(3), tensor(3, device='cuda:0'), np.True_.
+_SCALAR = re.compile(
+    r"(?:np\.)?(?:u?int\d+|bool_|tensor)\(\s*(-?\d+|True|False)\s*(?:,[^()]*)?\)"
+    r"|np\.(True|False)_"
+)
 # What a case has beside its arguments.
 _ASIDE = ("name", "why", "op", "expect", "dtypes", "gaps")
 
@@ -36,10 +40,7 @@ def read_call(text: str, *, source: str, operator: str | None = None) -> Case:
         It can't be read; the message names the field.
     """
     if text.lstrip().startswith(("{", "[")):
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise CaseError(f"{source}: expected JSON: {error}") from error
+        data = read_json(text, source)
         if not isinstance(data, dict):
             return parse(data, source=source)  # says what it should be
         if "args" not in data:
@@ -54,12 +55,13 @@ def read_call(text: str, *, source: str, operator: str | None = None) -> Case:
 
 
 def _read_lines(text: str, source: str) -> dict[str, Any]:
-    fields: dict[str, str] = {}
+    fields: dict[str, list[str]] = {}
     name, depth = "", 0  # brackets of the last value that are open
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, whole in enumerate(text.splitlines(), 1):
+        line = whole.partition("#")[0]
         if depth > 0:
-            fields[name] += f"\n{line}"
-        elif not line.strip() or line.lstrip().startswith(("#", "```")):
+            fields[name].append(line)
+        elif not line.strip() or line.lstrip().startswith("```"):
             continue
         else:
             match = _LINE.fullmatch(line)
@@ -70,13 +72,14 @@ def _read_lines(text: str, source: str) -> dict[str, Any]:
             name = match[1]
             if name in fields:
                 raise CaseError(f"{source}: {name}: given a second time in line {number}")
-            fields[name] = match[2]
-        depth = sum((c in "([{") - (c in ")]}") for c in fields[name])
+            fields[name] = [match[2]]
+        last = fields[name][-1]
+        depth += sum(map(last.count, "([{")) - sum(map(last.count, ")]}"))
     data: dict[str, Any] = {"args": {}, "dtypes": {}}
     if "op" in fields:
-        data["op"] = fields.pop("op").strip("\"', ")
-    for name, value in fields.items():
-        data["args"][name], dtype = _read_value(value, f"{source}: {name}")
+        data["op"] = "".join(fields.pop("op")).strip("\"', ")
+    for name, lines in fields.items():
+        data["args"][name], dtype = _read_value("\n".join(lines), f"{source}: {name}")
         if dtype in ("int32", "int64"):
             data["dtypes"][name] = dtype
     return data
@@ -91,7 +94,8 @@ def _read_value(text: str, place: str) -> tuple[Any, str | None]:
         )
     dtype = None
     try:
-        node: ast.expr = ast.parse(text.strip().rstrip(","), mode="eval").body
+        plain = _SCALAR.sub(lambda match: match[1] or match[2], text.strip().rstrip(","))
+        node: ast.expr = ast.parse(plain, mode="eval").body
         if isinstance(node, ast.Call) and _last_name(node.func) in ("tensor", "array"):
             dtypes = (_last_name(word.value) for word in node.keywords if word.arg == "dtype")
             dtype = next(dtypes, None)

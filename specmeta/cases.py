@@ -41,9 +41,18 @@ from torch import Tensor
 from specmeta import _library, reference
 from specmeta.testing import POISON, poisoned
 
-__all__ = ["Case", "CaseError", "arguments_of", "load_case", "parse", "run_reference", "save_case"]
+__all__ = [
+    "Case",
+    "CaseError",
+    "arguments_of",
+    "load_case",
+    "parse",
+    "read_json",
+    "run_reference",
+    "save_case",
+]
 
-_MOST_GAP = 2**20
+_MOST_GAPS = 2**26  # elements between the rows of a tensor, in all
 _FIELDS = ("name", "why", "op", "args", "expect", "dtypes", "gaps")
 _DTYPES = {"int32": torch.int32, "int64": torch.int64}
 # The sizes that a case may name: the outputs that have them, and how many entries more.
@@ -109,12 +118,43 @@ def load_case(path: str | Path, *, index_dtype: torch.dtype = torch.int64) -> Ca
         There is no such file, it is no JSON, or a field of it is wrong.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise CaseError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+    except UnicodeDecodeError as error:
         raise CaseError(f"{path}: expected JSON: {error}") from error
-    return parse(data, source=str(path), index_dtype=index_dtype)
+    return parse(read_json(text, str(path)), source=str(path), index_dtype=index_dtype)
+
+
+def read_json(text: str, source: str) -> Any:
+    """Read JSON in which no object has a name twice.
+
+    Parameters
+    ----------
+    text
+    source
+        What a message calls it.
+
+    Raises
+    ------
+    CaseError
+        It is none.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in made:
+                raise CaseError(f"{source}: {name}: given a second time")
+            made[name] = value
+        return made
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except CaseError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CaseError(f"{source}: expected JSON: {error}") from error
 
 
 def parse(data: Any, *, source: str = "case", index_dtype: torch.dtype = torch.int64) -> Case:
@@ -183,6 +223,10 @@ class _Parser:
         for name, argument in known.items():
             if argument.required and name not in args and name not in expect:
                 self._fail("args", f"{name}, which {self._operator} needs", "none")
+            if name in args and name in expect and args[name].shape != expect[name].shape:
+                shape = list(args[name].shape)
+                got = list(expect[name].shape)
+                self._fail(f"expect.{name}", f"the shape of args.{name}, {shape}", got)
         return Case(
             self._operator,
             _with_counts(self._operator, args),
@@ -250,8 +294,8 @@ class _Parser:
                 elif not isinstance(element, bool):
                     self._fail(field, "true or false", element)
         gap = self._data.get("gaps", {}).get(name, 0)
-        if type(gap) is not int or not 0 <= gap <= _MOST_GAP:
-            self._fail(f"gaps.{name}", f"0 to {_MOST_GAP} elements", gap)
+        if type(gap) is not int or not 0 <= gap * len(value) <= _MOST_GAPS:
+            self._fail(f"gaps.{name}", f"0 to {_MOST_GAPS} elements in all", gap)
         made = torch.tensor(value, dtype=dtype)
         if not is_table:
             return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -131,12 +132,13 @@ RIGHT = {"op": "advance", "args": {"seq_lens": [3], "page_size": 4}, "expect": {
         ),
         (
             {"gaps": {"page_size": -1, "seq_lens": -1}},
-            "gaps.seq_lens: expected 0 to 1048576 elements",
+            "gaps.seq_lens: expected 0 to 67108864 elements in all",
         ),
         ({"args": {"num_tokens": "a"}}, "args.num_tokens: expected an integer, got 'a'"),
         ({"args": {"max_seq_len": 2**70}}, "args.max_seq_len: expected an int64, got 1180591"),
         ({"dtypes": {"seq_lens": []}}, r"dtypes.seq_lens: expected int32 or int64, got \[\]"),
-        ({"gaps": {"seq_lens": 10**12}}, "gaps.seq_lens: expected 0 to 1048576 elements"),
+        ({"gaps": {"seq_lens": 10**12}}, "gaps.seq_lens: expected 0 to 67108864 elements in all"),
+        ({"expect": {"seq_lens": [3, 4]}}, r"expect.seq_lens: expected the shape of .* \[1\], got"),
         ({"gaps": {"nothing": 1}}, "gaps: expected arguments of advance, got 'nothing'"),
     ],
     ids=str,
@@ -160,6 +162,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{'op'")
     with pytest.raises(CaseError, match=r"bad\.json: expected JSON"):
         load_case(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text('{"op": "advance", "op": "stage"}')
+    with pytest.raises(CaseError, match=r"bad\.json: op: given a second time"):
+        load_case(tmp_path / "bad.json")
     (tmp_path / "bad.json").write_text("[" * 100_000)
     with pytest.raises(CaseError, match=r"bad\.json: expected JSON"):
         load_case(tmp_path / "bad.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "case.json").write_text(json.dumps(RIGHT), encoding="utf-8-sig")
+    assert load_case(tmp_path / "case.json").operator == "advance"

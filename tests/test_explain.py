@@ -600,6 +600,29 @@ def test_every_form_is_the_same_call() -> None:
     assert _paste.read_call(without, source="file", operator="advance").operator == "advance"
 
 
+def test_comments_and_scalars_that_print_their_type() -> None:
+    text = """op = advance  # (the second step
+seq_lens = [np.int64(16), np.int32(-10)]  # [by row
+page_size = tensor(4, device='cuda:0')
+use_initial_states = [np.True_, tensor(False)]
+position_ids = [tensor(3), # row 0)
+    4]
+"""
+    args = _paste.read_call(text, source="file").args
+    assert args["seq_lens"].tolist() == [16, -10]
+    assert args["page_size"] == 4
+    assert args["use_initial_states"].tolist() == [True, False]
+    assert args["position_ids"].tolist() == [3, 4]
+
+
+def test_a_long_tensor_is_read_at_once() -> None:
+    pages = torch.arange(100_000, dtype=torch.int32)
+    lines = "\n".join(map(str, pages.tolist())).replace("\n", ",\n")
+    text = f"op = advance\nseq_lens = [1]\npage_size = 4\nalloc_pages = tensor([{lines}])\n"
+    case = _paste.read_call(text, source="file")
+    assert torch.equal(case.args["alloc_pages"], pages)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -616,6 +639,7 @@ def test_every_form_is_the_same_call() -> None:
         ("op = advance\nseq_lens = [1]\nseq_lens = [2]", "seq_lens: given a second time in line 3"),
         ("op = advance\nseq_lens = [1]", "args: expected page_size, which advance needs"),
         ('{"op": "advance",', "expected JSON"),
+        ('{"op": "advance", "seq_lens": [3], "seq_lens": [4]}', "seq_lens: given a second time"),
         ("[1]", "the file: expected an object, got \\[1\\]"),
         ("", "op: missing"),
         (
