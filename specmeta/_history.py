@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
-from specmeta._rows import Rows
+from specmeta._rows import Rows, owner
 from specmeta.observe import Call
 
 __all__ = ["History", "Recent", "Wrong"]
@@ -49,6 +49,11 @@ class Wrong:
     got: str
     row: int | None = None
     slot: int | None = None
+
+    def __str__(self) -> str:
+        """Return all of it."""
+        of = owner(self.row, self.slot)
+        return f"{self.field}{of}: expected {self.expected}, got {self.got}"
 
 
 class Requests:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from specmeta.cases import arguments_of
 from specmeta.observe import Call
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "owner"]
+
+
+def owner(row: int | None, slot: int | None) -> str:
+    """Return `` (row 1, slot 2)``, as far as they are known."""
+    places = (("row", row), ("slot", slot))
+    of = ", ".join(f"{name} {number}" for name, number in places if number is not None)
+    return f" ({of})" if of else ""
 
 
 class Rows:

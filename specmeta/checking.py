@@ -38,7 +38,7 @@ from torch import Tensor
 
 from specmeta import observe
 from specmeta._history import History, Recent, Wrong
-from specmeta._rows import Rows
+from specmeta._rows import Rows, owner
 from specmeta.cases import run_reference, save_case
 from specmeta.observe import Call
 from specmeta.status import Status
@@ -73,18 +73,8 @@ class Finding:
 
     def __str__(self) -> str:
         """Return all of it as one sentence."""
-        wrong = self.wrong
-        return (
-            f"specmeta check: step {self.step}, {self.operator}: {wrong.field}"
-            f"{_owner(wrong.row, wrong.slot)}: expected {wrong.expected}, got {wrong.got}"
-            + (f". `specmeta explain {self.path}` tells more" if self.path else "")
-        )
-
-
-def _owner(row: int | None, slot: int | None) -> str:
-    places = (("row", row), ("slot", slot))
-    of = ", ".join(f"{name} {number}" for name, number in places if number is not None)
-    return f" ({of})" if of else ""
+        more = f". `specmeta explain {self.path}` tells more" if self.path else ""
+        return f"specmeta check: step {self.step}, {self.operator}: {self.wrong}{more}"
 
 
 class CheckError(AssertionError):
@@ -224,7 +214,7 @@ class Checker(observe.Observer):
                 row, slot = rows.place("status", (i,))
                 _log.warning(
                     "specmeta check: step %s, %s: status[%s]%s: %s",
-                    *(step, call.operator, i, _owner(row, slot), Status.words(bits)),
+                    *(step, call.operator, i, owner(row, slot), Status.words(bits)),
                 )
 
     def _report(self, call: Call, step: int, wrong: Wrong) -> None:
@@ -239,7 +229,7 @@ class Checker(observe.Observer):
                 call.operator,
                 {name: _spaced(call, name) for name in call.before} | call.values,
                 name=f"check_{call.operator}_step_{step}",
-                why=f"step {step}: {wrong.field}: expected {wrong.expected}, got {wrong.got}",
+                why=f"step {step}: {wrong}",
             )
             self.finding = replace(self.finding, path=path)
         except Exception as error:
