@@ -120,12 +120,13 @@ def test_write_slots_of_a_long_row(batch: BatchMetadata, monkeypatch: pytest.Mon
     batch.assign(2, prompt=[*range(32)], pages=far)
     batch.set_rows([2], query_lens=[32])
     batch.stage()
-    lines = str(specmeta.inspect(batch)).splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    row = next(line for line in lines if line.startswith("  0   0..31"))
+    table = specmeta.inspect(batch)
+    assert table.faults == []
+    _, tokens, _ = str(table).split("\n\n")
+    assert all(len(line) <= 80 for line in tokens.splitlines())
     slots = [f"{4 * page}..{4 * page + 3}" for page in far[:4]]
-    assert row.split() == ["0", "0..31", "0..31", *slots[: len(row.split()) - 3]]
-    assert "… (8)" in str(lines)
+    row = "".join(tokens.splitlines()[2:])
+    assert row.split() == ["0", "0..31", "0..31", *slots, "…", "(8)"]
     batch.set_rows([], [])
     assert "write slots" not in str(specmeta.inspect(batch))
 
@@ -242,6 +243,17 @@ def test_what_is_wrong(
     else:
         assert fault in table.faults
         assert f"! {fault}"[:60] in str(table)
+
+
+def test_one_line_for_one_fault(batch: BatchMetadata) -> None:
+    batch.cached_lens[0] = 9
+    assert specmeta.inspect(batch).faults == ["row 0: cached 9, seq_len 3"]
+    batch.page_table[5, 1] = -4  # its tokens have pad_slot
+    batch.stage()
+    assert batch.slot_mapping[3:8].tolist() == [-1, -1, -1, -1, -1]
+    assert specmeta.inspect(batch).faults == [
+        "slot 5: a negative id among its pages 9 -4 11 12 13 14 … (8)"
+    ]
 
 
 @pytest.mark.parametrize("num_drafts", [0, K])
