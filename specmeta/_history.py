@@ -123,9 +123,10 @@ class Requests:
         """Take that a request writes these pages."""
         self._writer |= dict.fromkeys(pages, (self.request(slot), step))
 
-    def use(self, slot: int, pages: list[int], written: set[int]) -> Wrong | None:
-        """Take that a request reads all of these pages, some of which it has just written."""
-        found = self._found[self.request(slot)]
+    def use(self, slot: int, pages: list[int]) -> Wrong | None:
+        """Take that a request reads all of these pages."""
+        me = self.request(slot)
+        found = self._found[me]
         wrong = None
         for page in pages:
             writer = self._writer.get(page)
@@ -133,7 +134,7 @@ class Requests:
                 wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "given back")
             elif page not in (self._given.get(slot) or {page}):
                 wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "another one")
-            elif page not in written and page in found and found[page] != writer and writer:
+            elif writer and writer[0] != me and found.get(page, writer) != writer:
                 (other, _), when = writer
                 expected = "what the request left there"
                 got = f"what slot {other} wrote in step {when}"
@@ -250,7 +251,7 @@ class History:
                 if other != slot and not joins:
                     got = f"written by slot {other} in the same call"
                     yield Wrong(f"page {page}", "one request's", got, b, slot)
-            wrong = requests.use(slot, used, written)
+            wrong = requests.use(slot, used)
             if wrong is not None:
                 yield replace(wrong, row=b, slot=slot)
             yield from self._continuation(call, requests, b, slot, start, ends[b])

@@ -443,6 +443,18 @@ def test_advance_past_the_end_of_what_is_written(tmp_path: Path) -> None:
             step()
 
 
+def test_advance_may_repeat_a_slot(tmp_path: Path) -> None:
+    """A row of padding may name a slot that another one has."""
+    table = torch.tensor([[1, 2, 3, 4]], dtype=torch.int32)
+    with specmeta.check(tmp_path) as checker:
+        for lens in ([9, 6], [9, 13], [13, 2]):
+            specmeta.advance(
+                None, torch.tensor(lens), page_size=4, page_table=table,
+                row_to_slot=torch.tensor([0, 0]),
+            )  # fmt: skip
+    assert checker.calls == 3
+
+
 def test_a_page_that_the_slot_was_never_given(tmp_path: Path) -> None:
     loop = Loop()
     batch = loop.batch
