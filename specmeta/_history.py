@@ -85,7 +85,7 @@ class Requests:
         return slot, self._number[slot]
 
     def assigned(self, slot: int) -> None:
-        """Take that a slot has a new request."""
+        """Note that a slot has a new request."""
         self.told = True
         self._begin(slot)
         self._given[slot] = set()
@@ -96,7 +96,7 @@ class Requests:
         self._number[slot] += 1
 
     def added(self, slot: int, pages: list[int]) -> None:
-        """Take that a slot has more pages, whatever the host has put into them."""
+        """Note that a slot has more pages, whatever the host has put into them."""
         self.given_back -= set(pages)
         if slot in self._given:
             self._given[slot] |= set(pages)
@@ -108,7 +108,7 @@ class Requests:
         return page not in self._found[self.request(slot)]
 
     def hold(self, slot: int, pages: list[int], start: int) -> None:
-        """Take which pages a slot uses now, and the cache index at which its tokens begin."""
+        """Note which pages a slot uses now, and the cache index at which its tokens begin."""
         before = self._pages.get(slot, [])
         # A request's pages come and go at their end.
         others = any(old != new for old, new in zip(before, pages, strict=False))
@@ -120,11 +120,11 @@ class Requests:
         self._pages[slot] = pages
 
     def write(self, slot: int, pages: set[int], step: int) -> None:
-        """Take that a request writes these pages."""
+        """Note that a request writes these pages."""
         self._writer |= dict.fromkeys(pages, (self.request(slot), step))
 
     def use(self, slot: int, pages: list[int]) -> Wrong | None:
-        """Take that a request reads all of these pages."""
+        """Note that a request reads all of these pages."""
         me = self.request(slot)
         found = self._found[me]
         wrong = None
@@ -143,7 +143,7 @@ class Requests:
         return wrong
 
     def reach(self, slot: int, start: int, end: int) -> int | None:
-        """Take that a request's tokens from `start` to `end` are written.
+        """Note that a request's tokens from `start` to `end` are written.
 
         Return where it ended before, if `start` is behind that.
         """

@@ -55,7 +55,7 @@ class Rows:
             steps = int(call.values["num_steps"])
             self.tokens = [range(b * steps, (b + 1) * steps) for b in self.live]
 
-    def place(self, name: str, index: tuple[int, ...]) -> tuple[int | None, int | None]:
+    def locate(self, name: str, index: tuple[int, ...]) -> tuple[int | None, int | None]:
         """Return the row and the slot that an element belongs to."""
         row = slot = None
         for dim, i in zip(self.arguments[name].shape.split(","), index, strict=True):

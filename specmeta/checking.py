@@ -211,7 +211,7 @@ class Checker(observe.Observer):
             bits = Status(int(new[i])) & ~self.faults
             if bits:
                 self.faults |= bits
-                row, slot = rows.place("status", (i,))
+                row, slot = rows.locate("status", (i,))
                 _log.warning(
                     "specmeta check: step %s, %s: status[%s]%s: %s",
                     *(step, call.operator, i, owner(row, slot), Status.words(bits)),
@@ -241,11 +241,11 @@ class Checker(observe.Observer):
         self._history.of(table).assigned(slot)
 
     def pages_added(self, table: int, slot: int, pages: list[int]) -> None:
-        """Take that these may be used."""
+        """Note that these may be used."""
         self._history.of(table).added(slot, pages)
 
     def pages_given_back(self, table: int, pages: list[int]) -> None:
-        """Take that nobody may use these."""
+        """Note that nobody may use these."""
         self._history.of(table).given_back |= set(pages)
 
 
@@ -264,7 +264,7 @@ def _difference(call: Call, rows: Rows) -> Wrong | None:
     for name, got in call.after.items():
         if not torch.equal(got, want[name]):
             index = tuple((got != want[name]).nonzero()[0].tolist())
-            row, slot = rows.place(name, index)
+            row, slot = rows.locate(name, index)
             return Wrong(
                 f"{name}[{', '.join(map(str, index))}]",
                 str(want[name][index].item()),

@@ -26,7 +26,7 @@ from specmeta._rows import Rows
 from specmeta.cases import Case, CaseError, arguments_of
 from specmeta.observe import Call
 from specmeta.status import Status
-from specmeta.testing import Guarded, poisoned
+from specmeta.testing import Guarded, poisoned_like
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -136,7 +136,7 @@ def explain(case: Case) -> Explanation:
     values = {name: value for name, value in case.args.items() if not isinstance(value, Tensor)}
     for name, wanted in case.expect.items():
         if name not in tensors:
-            tensors[name] = torch.zeros_like(wanted) if name == "status" else _poisoned_like(wanted)
+            tensors[name] = torch.zeros_like(wanted) if name == "status" else poisoned_like(wanted)
     built, plain = Guarded(tensors).tensors, Guarded(tensors).tensors
     try:
         getattr(specmeta, case.operator)(**values, **built)  # it checks what it is given
@@ -163,11 +163,6 @@ def explain(case: Case) -> Explanation:
     )
 
 
-def _poisoned_like(tensor: Tensor) -> Tensor:
-    gap = tensor.stride(0) - tensor.shape[1] if tensor.dim() == 2 and len(tensor) else 0
-    return poisoned(*tensor.shape, dtype=tensor.dtype, gap=gap)
-
-
 def _compare(
     case: Case,
     expected: dict[str, Tensor],
@@ -182,7 +177,7 @@ def _compare(
         places = (want != got[name]).nonzero()
         count += len(places)
         for index in map(tuple, places[:MOST_DIFFERENCES].tolist()):
-            row, _ = rows.place(name, index)
+            row, _ = rows.locate(name, index)
             if row is not None:
                 differing.add(row)
             if first is None:

@@ -110,16 +110,16 @@ class Observer:
     error: BaseException | None = None
 
     def called(self, call: Call) -> None:
-        """Take a call that is done."""
+        """See a call that is done."""
 
     def assigned(self, table: int, slot: int) -> None:
-        """Take that a slot has a new request, and no pages yet."""
+        """Note that a slot has a new request, and no pages yet."""
 
     def pages_added(self, table: int, slot: int, pages: list[int]) -> None:
-        """Take that a slot has more pages."""
+        """Note that a slot has more pages."""
 
     def pages_given_back(self, table: int, pages: list[int]) -> None:
-        """Take that nobody holds these pages any longer."""
+        """Note that nobody holds these pages any longer."""
 
 
 class CapturedCalls:
@@ -136,7 +136,7 @@ class CapturedCalls:
         """Show what the replay that was just launched did, on the current stream."""
         if active():
             for copies in self._calls:
-                _show(copies.fetched())
+                _show(copies.fetch())
 
 
 # Guards what follows; the tuple itself is replaced, never changed.
@@ -197,7 +197,7 @@ def captured() -> Iterator[CapturedCalls]:
 
 
 def assigned(pages: Tensor, slot: int) -> None:
-    """Tell that a slot has a new request.
+    """Report that a slot has a new request.
 
     Parameters
     ----------
@@ -210,12 +210,12 @@ def assigned(pages: Tensor, slot: int) -> None:
 
 
 def pages_added(pages: Tensor, slot: int, ids: Sequence[int]) -> None:
-    """Tell that a slot has more pages; the parameters are those of :func:`assigned`."""
+    """Report that a slot has more pages; the parameters are those of :func:`assigned`."""
     _tell(lambda observer, table: observer.pages_added(table, slot, list(ids)), pages)
 
 
 def pages_given_back(pages: Tensor, ids: Sequence[int]) -> None:
-    """Tell that nobody holds these pages any longer, from the next call on."""
+    """Report that nobody holds these pages any longer, from the next call on."""
     _tell(lambda observer, table: observer.pages_given_back(table, list(ids)), pages)
 
 
@@ -347,7 +347,7 @@ def _tapped(operator: str, arguments: list[_library.Argument], kernel: Any) -> C
             kernel.call_boxed(keyset, *args)
             copies.take(copies.after, {name: tensors[name] for name in written})
         if not copies.in_graph:
-            _show(copies.made())
+            _show(copies.finish())
         elif _capturing is not None:
             _capturing._calls.append(copies)
         else:
@@ -387,16 +387,16 @@ class _Copies:
         for name, tensor in tensors.items():
             into[name] = _to_host(tensor) if self.gpu and not self.in_graph else tensor.clone()
 
-    def fetched(self) -> Callable[[], Call]:
+    def fetch(self) -> Callable[[], Call]:
         """Copy what a replay left on the device to the host."""
         fetched = _Copies(self.operator, {}, {})
         fetched.values, fetched.addresses = self.values, self.addresses
         fetched.gaps, fetched.gpu = self.gaps, self.gpu
         fetched.take(fetched.before, self.before)
         fetched.take(fetched.after, self.after)
-        return fetched.made()
+        return fetched.finish()
 
-    def made(self) -> Callable[[], Call]:
+    def finish(self) -> Callable[[], Call]:
         """Return what waits until the copies are there, and gives the call."""
         done = None
         if self.gpu is not None:

@@ -25,7 +25,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from specmeta.cases import Case
 
-__all__ = ["Guarded", "assert_equal", "poisoned", "run_both", "run_case"]
+__all__ = ["Guarded", "assert_equal", "poisoned", "poisoned_like", "run_both", "run_case"]
 
 POISON = 0x7B7B7B7B
 """What outputs hold before a run: as a length, page, slot or position it is wrong everywhere."""
@@ -50,6 +50,12 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.int32, gap: int = 0) -> Ten
     """
     filled = torch.full((*shape[:-1], shape[-1] + gap), POISON, dtype=dtype)
     return filled[..., : shape[-1]]
+
+
+def poisoned_like(tensor: Tensor) -> Tensor:
+    """Make a poisoned tensor with the shape, the dtype and the gaps of another."""
+    gap = tensor.stride(0) - tensor.shape[1] if tensor.dim() == 2 and len(tensor) else 0
+    return poisoned(*tensor.shape, dtype=tensor.dtype, gap=gap)
 
 
 def assert_equal(name: str, got: Tensor, want: Tensor) -> None:
@@ -260,7 +266,7 @@ def run_case(
     for name, wanted in case.expect.items():
         if name not in tensors:
             # The one output that adds to what it held is clear.
-            tensors[name] = torch.zeros_like(wanted) if name == "status" else _like(wanted)
+            tensors[name] = torch.zeros_like(wanted) if name == "status" else poisoned_like(wanted)
     run = Guarded(tensors, device)
     fn(**values, **run.tensors)
     for name in tensors:
@@ -270,9 +276,3 @@ def run_case(
             run.check_unchanged(name)
     run.check_guards()
     return run.tensors
-
-
-def _like(tensor: Tensor) -> Tensor:
-    """Make a poisoned tensor with the shape, the dtype and the gaps of another."""
-    gap = tensor.stride(0) - tensor.shape[1] if tensor.dim() == 2 and len(tensor) else 0
-    return poisoned(*tensor.shape, dtype=tensor.dtype, gap=gap)

@@ -144,7 +144,7 @@ def test_a_call_that_cannot_be_read_is_left_out(
 
     with seen() as observer:
         with monkeypatch.context() as patch:
-            patch.setattr(observe._Copies, "made", lambda copies: fail)
+            patch.setattr(observe._Copies, "finish", lambda copies: fail)
             specmeta.advance(lens(2), lens(33), page_size=32)
         specmeta.advance(lens(2), lens(33), page_size=32)
     assert len(observer.calls) == 1
