@@ -82,7 +82,9 @@ def _write(tensor: Tensor | None, values: Sequence[int]) -> None:
     """Store every element, saturated to the range of the tensor's dtype."""
     if tensor is not None:
         info = torch.iinfo(tensor.dtype)
-        stored = [_clamp(v, info.min, info.max) for v in values]
+        stored = list(values)
+        if stored and not info.min <= min(stored) <= max(stored) <= info.max:
+            stored = [_clamp(v, info.min, info.max) for v in stored]
         tensor.copy_(torch.tensor(stored, dtype=torch.int64).reshape(tensor.shape))
 
 
