@@ -33,7 +33,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TESTED_ELSEWHERE = {
     "vllm.md": "test_vllm.py",  # an environment of its own
     "models.md": "test_eagle3.py",  # a model in the folder
-    "serving.md": "test_docs.py",  # a text of another length each time; ranks; a server
+    # A text of another length each time, here; ranks, test_parallel.py; a server, test_server.py.
+    "serving.md": "test_docs.py",
 }
 
 EXAMPLE = re.compile(

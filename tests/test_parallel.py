@@ -7,6 +7,9 @@ and how its metadata stood after every step. The tests compare, also with one pr
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,7 +27,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 from transformers import LlamaForCausalLM
 
-from specmeta.models import Model
+from specmeta.models import Model, load
 from specmeta.models.eagle3 import Eagle3Head
 from specmeta.serving.attention import ATTENTION_NAME
 from specmeta.serving.engine import Engine
@@ -319,3 +322,31 @@ def test_what_cannot_be_divided(changes: dict[str, int], message: str) -> None:
     assert model.config.to_dict() == config
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name])
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    page = Path(__file__).parent.parent / "docs/serving.md"
+    code = re.search(r"```python\n(# torchrun.*?)```", page.read_text(), re.DOTALL)
+    assert code
+    (tmp_path / "ranks.py").write_text(code[1])
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    result = subprocess.run(
+        [*launch, "ranks.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    engine = Engine(load("austen"), num_pages=64)
+    alone = engine.submit("It is a truth", SamplingParams(max_new_tokens=16))
+    engine.run()
+    assert result.stdout == f"{alone.text}\n"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
@@ -1029,6 +1030,17 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             yield process, match[1]
         finally:
             process.kill()
+
+
+def test_the_client_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parent.parent / "docs/serving.md"
+    code = re.search(r"```python\n(import openai.*?)```", page.read_text(), re.DOTALL)
+    assert code
+    with command() as (_, url):
+        example: dict[str, Any] = {}
+        exec(code[1].replace("http://127.0.0.1:8000/v1", url), example)
+        example["client"].close()
+    assert len(capsys.readouterr().out.split()) > 3
 
 
 def test_sigterm_lets_a_text_end() -> None:
