@@ -1,4 +1,4 @@
-"""The rows of a call, for those who look at it afterwards."""
+"""The rows of a call, for those who look at its copies on the CPU afterwards."""
 
 from __future__ import annotations
 
