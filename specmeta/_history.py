@@ -1,7 +1,7 @@
 """What must hold from one call of an operator to the next, for check mode.
 
-All that is read here are the copies of :mod:`specmeta.observe` on the CPU, on its own thread: nothing
-waits for a device, and the caller waits for nothing.
+All that is read here are the copies that :mod:`specmeta.observe` made, on the CPU and on a thread
+of its own: nothing waits for a device, and the caller waits for nothing.
 """
 
 from __future__ import annotations
