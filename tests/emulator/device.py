@@ -1,0 +1,133 @@
+"""The operations on an emulated GPU: the library's own host code, and its kernels' machine code."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from c_api import in_c
+from torch import Tensor
+
+from emulator.cubin import Kernel, load
+from emulator.machine import Launch, Memory, Schedule, Work, arena
+from specmeta.testing import POISON
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "cmake"
+_ON_LAUNCH = ctypes.CFUNCTYPE(
+    None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_uint, ctypes.c_void_p
+)
+
+
+def find_nvcc() -> str | None:
+    return shutil.which(os.environ.get("CUDACXX", "nvcc"))
+
+
+def build(folder: Path) -> Path:
+    """Link the C library with `runtime.cpp` in place of CUDA's runtime."""
+    library = folder / "libspecmeta_emulated.so"
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError("nvcc is missing")
+    archives = [str(BUILD / f"libspecmeta_{name}.a") for name in ("call", "cuda", "cpu")]
+    command = [
+        *(nvcc, "-std=c++17", "-shared", "-cudart=none", "-Xcompiler=-fPIC"),
+        *("-Xlinker=-z,defs,-Bsymbolic", "-o", str(library)),
+        str(BUILD / "CMakeFiles/specmeta_c.dir/csrc/c/api.cpp.o"),
+        str(Path(__file__).with_name("runtime.cpp")),
+        *archives,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+    return library
+
+
+class Device:
+    """A GPU of one architecture.
+
+    Parameters
+    ----------
+    library
+        What `build` made.
+    architecture
+        Such as sm_90.
+    folder
+        Where to unpack its kernels.
+    """
+
+    def __init__(self, library: Path, architecture: str, folder: Path) -> None:
+        self.kernels = load(library, architecture, folder)
+        self.schedule = Schedule()
+        self.works: list[Work] = []  # of all launches
+        self._library = ctypes.CDLL(str(library))
+        self._architecture = int(architecture.removeprefix("sm_"))
+        self._launches: list[tuple[Kernel, tuple[int, int, int], int, bytes]] = []
+        self._callback = _ON_LAUNCH(self._on_launch)
+
+    def _on_launch(self, name: bytes, grid: Any, threads: int, params: int) -> None:
+        kernel = self.kernels[name.decode()]
+        held = ctypes.string_at(params, kernel.params_size)
+        self._launches.append((kernel, (grid[0], grid[1], grid[2]), threads, held))
+
+    def operation(self, name: str, shift: bool = False) -> Callable[..., None]:
+        """An operation on CPU tensors, each copied to the GPU's memory and back.
+
+        With `shift`, tensors begin on no other boundary than that of their elements.
+        """
+        function = in_c(name, device=0, library=self._library)
+
+        def run(**arguments: Any) -> None:
+            tensors = {k: v for k, v in arguments.items() if isinstance(v, Tensor)}
+            memory, placed = _place(tensors, shift)
+            self._library.emulate(self._architecture, self._callback)
+            self._launches.clear()
+            function(**arguments | placed)
+            for kernel, grid, threads, params in self._launches:
+                launch = Launch(kernel, grid, threads, params, memory, self.schedule)
+                self.works.append(launch.run())
+            for key, tensor in placed.items():
+                _stretch(tensors[key]).copy_(_stretch(tensor))
+
+        return run
+
+
+def _stretch(tensor: Tensor) -> Tensor:
+    """The storage from a tensor's first element to its last."""
+    if tensor.numel() == 0:
+        return tensor.new_empty(0)
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1,), (1,))
+
+
+def _place(tensors: Mapping[str, Tensor], shift: bool) -> tuple[Memory, dict[str, Tensor]]:
+    """Copies of tensors in the GPU's memory. What is poison all over has not been given."""
+    stretches = {name: _stretch(tensor) for name, tensor in tensors.items()}
+    sizes = {name: t.numel() * t.element_size() for name, t in stretches.items()}
+    shifts = {
+        name: t.element_size() * (1 + k % 7) if shift and name != "workspace" else 0
+        for k, (name, t) in enumerate(stretches.items())
+    }
+    memory, starts = arena(sizes, shifts)
+    whole = torch.from_numpy(memory.data)
+    placed = {}
+    for name, tensor in tensors.items():
+        start, size = starts[name], sizes[name]
+        flat = whole[start : start + size].view(tensor.dtype)
+        flat.copy_(stretches[name])
+        placed[name] = flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
+        if size == 0:
+            continue
+        inside = torch.zeros(flat.numel(), dtype=torch.uint8)
+        inside.as_strided(tensor.shape, tensor.stride()).fill_(1)
+        is_poison = tensor.dtype != torch.bool and bool((tensor == POISON).all())
+        valid = np.repeat(inside.numpy(), tensor.element_size())
+        memory.add(name, start, size, valid, not is_poison)
+    return memory, placed
