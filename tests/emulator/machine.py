@@ -330,12 +330,12 @@ class Block:
         kind = i.control
         if kind.startswith("BRA"):
             taken = active
-            if kind == "BRA.DIV":
+            if kind != "BRA":
                 bits = (lanes * (U32(1) << np.arange(WARP, dtype=U32))).sum(axis=1, keepdims=True)
-                taken = taken & (bits.astype(U32) != i.args[0].get(self))
-            else:
-                for p in i.args[:-1]:
-                    taken = taken & p.truth(self)
+                parted = bits.astype(U32) != i.args[0].get(self)
+                taken = taken & (parted if kind == "BRA.DIV" else ~parted)
+            for p in i.args[:-1] if kind == "BRA" else ():
+                taken = taken & p.truth(self)
             if not taken.any():
                 return pc + 1
             if (taken == lanes).all():
@@ -344,7 +344,9 @@ class Block:
             self.pc[taken] = i.target()
             return None
         if kind == "BREAK":
-            self.member[i.args[0].index][active] = 0
+            for p in i.args[:-1]:
+                active = active & p.truth(self)
+            self.member[i.args[-1].index][active] = 0
             self._meet()
             return pc + 1
         if kind == "RET":

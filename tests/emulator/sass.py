@@ -25,8 +25,9 @@ _LINE = re.compile(
     r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P[\dT]) +)?([A-Z]\w*)((?:\.\w+)*)([^;]*?)\s*;"
 )
 _REGISTER = re.compile(r"([-~!]?)(U?[RP]|B)(\d+|[ZT])((?:\.\w+)*)")
-_CONSTANT = re.compile(r"([-~]?)c\[(0x\w+)\]\[(?:(U?R\d+|U?RZ)\+)?(-?0x\w+)?\]")
+_CONSTANT = re.compile(r"([-~]?)c\[(0x\w+)\]\[(?:(U?R)(\d+|Z))?\+?(-?0x\w+)?\]")
 _ADDRESS = re.compile(r"(?:desc\[UR\d+\])?\[(.*)\]")
+_NAME = re.compile(r"SR\w+(\.[XYZ])?|U?PR")  # no value, but part of what an opcode does
 _INTEGER = re.compile(r"-?0x[0-9a-f]+")
 
 
@@ -57,8 +58,9 @@ class Operand:
             self.suffix = self.suffix.replace(".reuse", "")
         elif match := _CONSTANT.fullmatch(text):
             self.kind, self.sign = "c", match[1]
-            self.bank, self.index = int(match[2], 16), int(match[4] or "0", 16)
-            self.base = Operand(match[3]) if match[3] else None
+            self.bank, self.index = int(match[2], 16), int(match[5] or "0", 16)
+            if match[3] and match[4] != "Z":
+                self.base = Operand(match[3] + match[4])
 
     @property
     def is_null(self) -> bool:
@@ -182,8 +184,11 @@ class Instruction:
         if self.mods:
             raise UnknownInstructionError(f"0x{self.address:x} {self.text}: .{self.mods[0]}")
         for arg in self.args:
-            if isinstance(arg, Operand) and arg.suffix:
-                raise UnknownInstructionError(f"0x{self.address:x} {self.text}: {arg.suffix}")
+            unread = isinstance(arg, Operand) and (
+                arg.suffix or (arg.kind == "?" and not _NAME.fullmatch(arg.text))
+            )
+            if unread:
+                raise UnknownInstructionError(f"0x{self.address:x} {self.text}: {arg.text}")
         for operand in filter(None, (self.guard, *self.args)):
             self.uses |= operand.registers()
 
@@ -224,7 +229,7 @@ def decode(lines: list[str]) -> list[Instruction]:
         if ".CAST" in code[-1].opcode:
             # The value that a compare-and-store loop begins with may be anyone's.
             for before in code[-8:]:
-                before.strong |= before.name == "LDS" and code[-1].texts[1] in before.texts
+                before.strong |= before.name == "LDS" and code[-1].texts[2] == before.texts[0]
     return code
 
 
@@ -272,6 +277,7 @@ def _hfma2(i: Instruction) -> Run:
     halves = [struct.unpack("<H", struct.pack("<e", _half(text)))[0] for text in i.texts[3:]]
     i.expect(len(halves) == 2)
     value, d = constant(halves[0] << 16 | halves[1]), i.args[0]
+    i.args = [d]
     return lambda b, m: d.put(b, m, value)
 
 
@@ -714,12 +720,17 @@ def _vote(i: Instruction) -> Run:
 
 @opcode("REDUX", "CREDUX")
 def _redux(i: Instruction) -> Run:
-    i.expect(i.take("MIN") == "MIN" and i.take("S32") == "S32")
+    kind = i.take("MIN", "OR"), i.take("S32")
     d, a = i.args
+    i.expect(kind in (("MIN", "S32"), ("OR", "")))
 
     def run(b: Any, m: Array) -> None:
-        value = np.where(m, a.get(b).astype(I32), np.iinfo(I32).max)
-        d.put(b, m, value.min(axis=1, keepdims=True))
+        value = a.get(b)
+        if kind[0] == "OR":
+            d.put(b, m, np.bitwise_or.reduce(np.where(m, value, U32(0)), axis=1, keepdims=True))
+        else:
+            low = np.where(m, value.astype(I32), np.iinfo(I32).max)
+            d.put(b, m, low.min(axis=1, keepdims=True))
 
     return run
 
@@ -886,17 +897,17 @@ def _flow(i: Instruction) -> Run:
     i.control = i.name
     if i.name in ("BSYNC", "BREAK"):
         i.take("RECONVERGENT", "RELIABLE")
-        i.expect(i.args[0].kind == "B")
+        i.expect(i.args[-1].kind == "B")
     elif i.name == "BAR":
         i.take("DEFER_BLOCKING")
         i.control += "." + (i.take("SYNC") or i.take("RED") + "." + i.take("OR", "AND", "POPC"))
-        i.expect(i.args[0].kind == "imm" and len(i.args) == 1 + ("RED" in i.control))
+        i.expect(i.texts[0] == "0x0" and len(i.args) == 1 + ("RED" in i.control))
         i.expect(i.control in ("BAR.SYNC", "BAR.RED.OR", "BAR.RED.AND", "BAR.RED.POPC"))
     elif i.name == "WARPSYNC":
         i.take("ALL", "COLLECTIVE")
     elif i.name == "BRA":
-        i.control += ".DIV" if i.take("DIV") else ""
-        i.take("U")
+        kind = i.take("DIV", "CONV", "U")
+        i.control += f".{kind}" if kind in ("DIV", "CONV") else ""
     elif i.name == "CALL":
         i.expect(i.take("REL") == "REL" and i.take("NOINC") == "NOINC")
         i.control = "BRA"
