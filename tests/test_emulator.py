@@ -181,6 +181,9 @@ def test_bytes_and_vectors(kernels: Kernels) -> None:
     assert run(kernels["bytes"])[0] == [_bytes(a, b) for a, b in zip(X, Y, strict=True)]
     want = [X[i + 1] if i % 2 == 0 else s64(X[i - 1] + Y[i - 1]) for i in range(THREADS)]
     assert run(kernels["vector"])[0] == want
+    got = run(kernels["sectors"])[0]
+    for i in range(0, THREADS, 4):
+        assert got[i : i + 4] == [s64(X[i] - Y[i]), X[i + 2], X[i + 3], s64(X[i + 1] - X[i])]
 
 
 def test_grid(kernels: Kernels) -> None:

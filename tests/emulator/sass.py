@@ -752,6 +752,7 @@ def _load(i: Instruction) -> Run:
     size = _access(i, "256")
     if size == 32:
         i.expect(i.take("ENL2") == "ENL2" and len(outs) == 2)
+        outs = outs[::-1]  # the second has what comes first
     else:
         i.expect(len(outs) == 1)
     each = max(size // 4, 1) // len(outs)

@@ -103,6 +103,16 @@ KERNEL(vector) {
   v.x += y;
   reinterpret_cast<longlong2*>(p.out)[i / 2] = make_longlong2(v.y, v.x);
 }
+KERNEL(sectors) {
+  EACH if (i % 4) return;
+  int64_t a, b, c, d;
+#if __CUDA_ARCH__ >= 1000
+  asm volatile("ld.global.v4.b64 {%0, %1, %2, %3}, [%4];" : "=l"(a), "=l"(b), "=l"(c), "=l"(d) : "l"(p.x + i));
+#else
+  a = x, b = p.x[i + 1], c = p.x[i + 2], d = p.x[i + 3];
+#endif
+  p.out[i] = a - y, p.out[i + 1] = c, p.out[i + 2] = d, p.out[i + 3] = b - x;
+}
 KERNEL(shuffle) {
   EACH int64_t v = __shfl_up_sync(~0u, x, 3) + __shfl_down_sync(~0u, y, 5);
   v ^= __shfl_xor_sync(~0u, x, 9);
