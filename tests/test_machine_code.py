@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import full_calls
 import pytest
 import strategies
 import test_large
+import torch
 from conftest import OPERATIONS
 from emulator import device as emulated
 from emulator.machine import Schedule
@@ -22,6 +26,10 @@ from specmeta import _library, reference, testing
 from specmeta.cases import load_case
 from tools.kernel_table import ARCHITECTURES, find_cuobjdump
 
+OPTIONAL = (
+    *("num_pages", "num_rows", "cached_lens", "use_initial_states", "last_page_len"),
+    *("kv_indptr", "kv_indices", "block_table", "status"),
+)
 GetDevice = Callable[[str], emulated.Device]
 
 
@@ -68,15 +76,26 @@ def test_cases(path: Path, architecture: str, get_device: GetDevice) -> None:
 
 @each_architecture
 @each_operation
-@settings(max_examples=20)
-@given(data=st.data())
-def test_random_calls(
-    operation: str, architecture: str, get_device: GetDevice, data: st.DataObject
-) -> None:
+def test_random_calls(operation: str, architecture: str, get_device: GetDevice) -> None:
+    """Small ones, by one block and by three."""
     device = get_device(architecture)
-    call = data.draw(getattr(strategies, f"{operation}_calls")())
-    device.schedule = Schedule(seed=data.draw(st.integers(0, 2**16)))
-    testing.run_both(device.operation(operation, shift=True), getattr(reference, operation), call)
+
+    @settings(max_examples=40 if architecture == "sm_90" else 10)
+    @given(
+        call=getattr(strategies, f"{operation}_calls")(),
+        seed=st.integers(0, 2**16),
+        blocks=st.sampled_from((1, 3)),
+    )
+    def run(call: dict[str, Any], seed: int, blocks: int) -> None:
+        device.schedule, device.blocks = Schedule(seed), blocks
+        function = device.operation(operation, shift=True)
+        if operation != "keep_last":
+            workspace = specmeta.workspace(32, num_steps=call.get("num_steps", 1))
+            function = partial(function, workspace=workspace)
+        testing.run_both(function, getattr(reference, operation), call)
+
+    run()
+    device.blocks = None
 
 
 def _is_ready(workspace: Tensor, rows: int) -> bool:
@@ -86,29 +105,86 @@ def _is_ready(workspace: Tensor, rows: int) -> bool:
     return not rest.any()
 
 
-ROWS = 2_500  # three tiles
+def _make_long(operation: str, call: dict[str, Any], draw: random.Random) -> None:
+    """Give rows some ten times as many pages; without a ledger, which would not have them."""
+    for name in {"stage": ("tokens", "input_ids", "num_drafts", "num_draft_tokens")}.get(
+        operation, ("tokens", "known_lens", "num_drafts")
+    ):
+        call.pop(name, None)
+    pages = call["page_table"]
+    call["page_table"] = pages.repeat(1, 8)
+    for name in ("num_pages", "seq_lens", "committed_lens", "known_lens"):
+        if name in call:
+            call[name] = call[name] * 8
+    if operation == "map_slots":
+        call["position_ids"] = call["position_ids"] * 8
+    if "block_table" in call:
+        call["block_table"] = call["block_table"].repeat(1, draw.choice((3, 10)))
+    if "kv_indices" in call:
+        size = call["kv_indices"].shape[-1] * draw.choice((5, 12))
+        call["kv_indices"] = call["kv_indices"].new_zeros(*call["kv_indices"].shape[:-1], size)
 
 
-@each_architecture
-@each_operation
-def test_many_blocks(
-    operation: str, architecture: str, get_device: GetDevice, monkeypatch: pytest.MonkeyPatch
+def _large_call(operation: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Up to three tiles of rows; some arguments are absent, some values are wrong."""
+    draw = random.Random(seed)
+    monkeypatch.setattr(test_large, "ROWS", draw.choice((2_500, 2_048, 1_025, 700)))
+    call = test_large._call(operation, page_size=draw.choice((1, 3, 16)))
+    call = {k: v for k, v in call.items() if k not in OPTIONAL or draw.random() < 0.7}
+    if "page_table" in call and draw.random() < 0.4:
+        _make_long(operation, call, draw)
+    noise = draw.choice((0.0, 0.001, 0.02))
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in call.items():
+        if isinstance(tensor, Tensor) and tensor.dtype != torch.bool:
+            wild = torch.tensor([-1, -(2**31), 2**31 - 1, -7], dtype=tensor.dtype)
+            places = torch.rand(tensor.shape, generator=generator) < noise
+            which = torch.randint(0, 4, tensor.shape, generator=generator)
+            call[name] = torch.where(places, wild[which], tensor)
+    if operation == "stage" and draw.random() < 0.3:
+        for name in ("position_ids", "input_ids"):
+            call[name] = call[name][: len(call[name]) // 2].clone()
+    return call
+
+
+def _check(
+    device: emulated.Device, operation: str, call: dict[str, Any], workspace: Tensor | None
 ) -> None:
-    """Three tiles, by several blocks in any order, again and again on one workspace."""
-    monkeypatch.setattr(test_large, "ROWS", ROWS)
-    device = get_device(architecture)
-    run = device.operation(operation)
-    call = test_large._call(operation, page_size=3)
-    want = {k: v.clone() if isinstance(v, Tensor) else v for k, v in call.items()}
+    got, want = (
+        {k: v.clone() if isinstance(v, Tensor) else v for k, v in call.items()} for _ in range(2)
+    )
     getattr(reference, operation)(**want)
-    workspace = specmeta.workspace(ROWS, num_steps=call.get("num_steps", 1))
-    extra = {} if operation == "keep_last" else {"workspace": workspace}
-    for schedule in (Schedule(resident=1), Schedule(seed=1, resident=2), Schedule(seed=2)):
+    extra = {} if workspace is None else {"workspace": workspace}
+    device.operation(operation)(**got, **extra)
+    for name, tensor in got.items():
+        if isinstance(tensor, Tensor):
+            testing.assert_equal(name, tensor, want[name])
+
+
+SEEDS = [(name, seed) for name in ARCHITECTURES for seed in range(6 if name == "sm_90" else 1)]
+
+
+@pytest.mark.parametrize(("architecture", "seed"), SEEDS)
+@each_operation
+def test_large_calls(
+    operation: str,
+    architecture: str,
+    seed: int,
+    get_device: GetDevice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By one block, and by several in any order, again and again on one workspace."""
+    device = get_device(architecture)
+    call = _large_call(operation, seed, monkeypatch)
+    steps, rows = call.get("num_steps", 1), 2_500
+    device.schedule = Schedule(seed)
+    _check(device, operation, call, None)
+    assert device.works[-1].blocks == steps
+    if operation == "keep_last":
+        return
+    workspace = specmeta.workspace(rows, num_steps=steps)
+    for schedule in (Schedule(resident=1), Schedule(seed, resident=2), Schedule(seed)):
         device.schedule = schedule
-        got = {k: v.clone() if isinstance(v, Tensor) else v for k, v in call.items()}
-        run(**got, **extra)
-        assert (device.works[-1].blocks > 1) == bool(extra)
-        assert _is_ready(workspace, ROWS) or operation == "draft_lists"
-        for name, tensor in got.items():
-            if isinstance(tensor, Tensor):
-                testing.assert_equal(name, tensor, want[name])
+        _check(device, operation, call, workspace)
+        for part in workspace.view(steps, -1):
+            assert _is_ready(part, rows)

@@ -66,6 +66,7 @@ class Device:
     def __init__(self, library: Path, architecture: str, folder: Path) -> None:
         self.kernels = load(library, architecture, folder)
         self.schedule = Schedule()
+        self.blocks: int | None = None  # with a workspace: so many, whatever the host asks for
         self.works: list[Work] = []  # of all launches
         self._library = ctypes.CDLL(str(library))
         self._architecture = int(architecture.removeprefix("sm_"))
@@ -91,6 +92,8 @@ class Device:
             self._launches.clear()
             function(**arguments | placed)
             for kernel, grid, threads, params in self._launches:
+                if self.blocks is not None and arguments.get("workspace") is not None:
+                    grid = (self.blocks, *grid[1:])
                 launch = Launch(kernel, grid, threads, params, memory, self.schedule)
                 self.works.append(launch.run())
             for key, tensor in placed.items():

@@ -174,7 +174,10 @@ class Launch:
         while queue or self.running:
             while queue and len(self.running) < self.schedule.resident:
                 self.running.append(Block(self, int(queue.pop(0))))
-            turn = int(self.random.integers(len(self.running))) if shuffled else turn + 1
+            turn = turn + 1
+            if shuffled:
+                speeds = np.cumsum([block.speed for block in self.running])
+                turn = int(np.searchsorted(speeds, self.random.random() * speeds[-1]))
             block = self.running[turn % len(self.running)]
             block.turn(int(self.random.integers(1, 65)) if shuffled else FAR)
             if not block.alive.any():
@@ -229,6 +232,7 @@ class Block:
         self.barrier, self.barrier_result = "", 0
         self.here: Instruction = self.code[0]
         self.slept = False
+        self.speed = 0.1 ** launch.random.integers(0, 4)  # beside other blocks
 
         self.warp_of = np.repeat(np.arange(warps), WARP).reshape(shape)
         columns = launch.grid[0]
@@ -333,6 +337,9 @@ class Block:
             if kind != "BRA":
                 bits = (lanes * (U32(1) << np.arange(WARP, dtype=U32))).sum(axis=1, keepdims=True)
                 parted = bits.astype(U32) != i.args[0].get(self)
+                if self.launch.schedule.seed is not None and kind == "BRA.DIV":
+                    # The way for lanes that have parted is right for others as well.
+                    parted = parted | (self.launch.random.random(parted.shape) < 0.2)
                 taken = taken & (parted if kind == "BRA.DIV" else ~parted)
             for p in i.args[:-1] if kind == "BRA" else ():
                 taken = taken & p.truth(self)
