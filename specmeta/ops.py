@@ -42,7 +42,8 @@ for _name in (
 ):
     _autograd.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
-# What an operator calls. Dynamo can't trace it and is given the operator itself.
+# What an operator calls. Dynamo can't trace it and is given the operator itself. Torch takes time
+# for every argument that is no tensor, None too: the table's last are left out where none is given.
 _advance = torch.ops.specmeta.advance.default._op
 _stage = torch.ops.specmeta.stage.default._op
 _accept_greedy = torch.ops.specmeta.accept_greedy.default._op
@@ -218,41 +219,60 @@ def advance(
     (35, 34, 290)
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.advance.default if is_dynamo_compiling() else _advance
-    call(
+    common = (
         seq_lens,
         page_size,
         num_accepted,
         row_to_slot,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
+        cu_seqlens_q,
         max_seq_len,
         page_table,
         num_pages,
+        position_ids,
+        slot_mapping,
+        kv_indptr,
+        kv_indices,
+        last_page_len,
+        block_table,
+        cached_lens,
+        padded_seq_lens,
+        pages_per_seq,
+        status,
+        workspace,
+    )
+    if (
+        not is_dynamo_compiling()
+        and is_tensor
+        and max_accepted is None
+        and alloc_pages
+        is alloc_indptr
+        is count_index
+        is seq_lens_out
+        is position_ids_out
+        is use_initial_states
+        is None
+        and seq_len_bias == position_bias == pad_page == pad_seq_len == 0
+        and pad_slot == -1
+    ):
+        _advance(*common)
+        return
+    call = torch.ops.specmeta.advance.default if is_dynamo_compiling() else _advance
+    call(
+        *common,
         alloc_pages,
         alloc_indptr,
+        count_index,
+        max_accepted,
+        seq_lens_out,
+        position_ids_out,
+        use_initial_states,
+        None if is_tensor else num_rows,
+        seq_len_bias,
+        position_bias,
         pad_slot,
         pad_page,
         pad_seq_len,
-        max_accepted,
-        seq_len_bias,
-        position_bias,
-        count_index,
-        cu_seqlens_q,
-        position_ids,
-        seq_lens_out,
-        position_ids_out,
-        cached_lens,
-        use_initial_states,
-        padded_seq_lens,
-        pages_per_seq,
-        last_page_len,
-        kv_indptr,
-        kv_indices,
-        block_table,
-        slot_mapping,
-        status,
-        workspace,
     )
 
 
@@ -391,22 +411,14 @@ def stage(
     ([7, 3], [0, 3, 6])
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.stage.default if is_dynamo_compiling() else _stage
-    call(
+    common = (
         committed_lens,
         page_size,
         row_to_slot,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
         max_seq_len,
         page_table,
         num_pages,
-        alloc_pages,
-        alloc_indptr,
-        pad_slot,
-        pad_page,
-        pad_seq_len,
-        pad_token,
         limit_lens,
         known_lens,
         num_drafts,
@@ -417,17 +429,37 @@ def stage(
         position_ids,
         input_ids,
         num_draft_tokens,
-        cached_lens,
-        use_initial_states,
-        padded_seq_lens,
-        pages_per_seq,
-        last_page_len,
+        slot_mapping,
         kv_indptr,
         kv_indices,
+        last_page_len,
         block_table,
-        slot_mapping,
+        cached_lens,
+        padded_seq_lens,
+        pages_per_seq,
         status,
         workspace,
+    )
+    if (
+        not is_dynamo_compiling()
+        and is_tensor
+        and alloc_pages is alloc_indptr is use_initial_states is None
+        and pad_token == pad_page == pad_seq_len == 0
+        and pad_slot == -1
+    ):
+        _stage(*common)
+        return
+    call = torch.ops.specmeta.stage.default if is_dynamo_compiling() else _stage
+    call(
+        *common,
+        alloc_pages,
+        alloc_indptr,
+        use_initial_states,
+        None if is_tensor else num_rows,
+        pad_token,
+        pad_slot,
+        pad_page,
+        pad_seq_len,
     )
 
 
@@ -536,26 +568,21 @@ def accept_greedy(
     (2, 7)
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.accept_greedy.default if is_dynamo_compiling() else _accept_greedy
-    call(
+    common = (
         target_tokens,
         input_ids,
         row_to_slot,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
         cu_seqlens_q,
         num_draft_tokens,
         position_ids,
         seq_lens,
-        pad_token,
         committed_lens,
         known_lens,
         tokens,
         num_drafts,
         num_accepted,
         num_rejected,
-        num_sampled,
-        seq_lens_out,
         next_tokens,
         token_indices,
         accepted_tokens,
@@ -563,6 +590,22 @@ def accept_greedy(
         last_position_ids,
         status,
         workspace,
+    )
+    if (
+        not is_dynamo_compiling()
+        and is_tensor
+        and num_sampled is seq_lens_out is None
+        and pad_token == 0
+    ):
+        _accept_greedy(*common)
+        return
+    call = torch.ops.specmeta.accept_greedy.default if is_dynamo_compiling() else _accept_greedy
+    call(
+        *common,
+        num_sampled,
+        seq_lens_out,
+        None if is_tensor else num_rows,
+        pad_token,
     )
 
 
@@ -672,27 +715,22 @@ def accept_sampled(
     1
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.accept_sampled.default if is_dynamo_compiling() else _accept_sampled
-    call(
+    common = (
         sampled_tokens,
         vocab_size,
         row_to_slot,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
         input_ids,
         cu_seqlens_q,
         num_draft_tokens,
         position_ids,
         seq_lens,
-        pad_token,
         committed_lens,
         known_lens,
         tokens,
         num_drafts,
         num_accepted,
         num_rejected,
-        num_sampled,
-        seq_lens_out,
         next_tokens,
         token_indices,
         accepted_tokens,
@@ -700,6 +738,22 @@ def accept_sampled(
         last_position_ids,
         status,
         workspace,
+    )
+    if (
+        not is_dynamo_compiling()
+        and is_tensor
+        and num_sampled is seq_lens_out is None
+        and pad_token == 0
+    ):
+        _accept_sampled(*common)
+        return
+    call = torch.ops.specmeta.accept_sampled.default if is_dynamo_compiling() else _accept_sampled
+    call(
+        *common,
+        num_sampled,
+        seq_lens_out,
+        None if is_tensor else num_rows,
+        pad_token,
     )
 
 
@@ -774,14 +828,14 @@ def count_sampled(
         vocab_size,
         row_to_slot,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
         discarded,
         backup_tokens,
-        pad_token,
         num_sampled,
         next_tokens,
         status,
         workspace,
+        None if is_tensor else num_rows,
+        pad_token,
     )
 
 
@@ -848,11 +902,11 @@ def locate_sampled(
         cu_seqlens_q,
         row_to_slot,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
         num_rejected,
         token_indices,
         status,
         workspace,
+        None if is_tensor else num_rows,
     )
 
 
@@ -920,14 +974,14 @@ def keep_last(
         cu_seqlens_q,
         seq_lens,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
-        pad_token,
         input_ids,
         position_ids,
         query_lens,
         cached_lens,
         use_initial_states,
         status,
+        None if is_tensor else num_rows,
+        pad_token,
     )
 
 
@@ -1023,29 +1077,41 @@ def draft_lists(
     ([[0, 1], [0, 2]], [[5, 0, 0], [5, 9, 0]])
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.draft_lists.default if is_dynamo_compiling() else _draft_lists
-    call(
+    common = (
         seq_lens,
         page_size,
         num_steps,
         row_to_slot,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
         max_seq_len,
         page_table,
         num_pages,
+        position_ids,
+        slot_mapping,
+        kv_indptr,
+        kv_indices,
+        last_page_len,
+        status,
+        workspace,
+    )
+    if (
+        not is_dynamo_compiling()
+        and is_tensor
+        and alloc_pages is alloc_indptr is None
+        and pad_page == pad_seq_len == 0
+        and pad_slot == -1
+    ):
+        _draft_lists(*common)
+        return
+    call = torch.ops.specmeta.draft_lists.default if is_dynamo_compiling() else _draft_lists
+    call(
+        *common,
         alloc_pages,
         alloc_indptr,
+        None if is_tensor else num_rows,
         pad_slot,
         pad_page,
         pad_seq_len,
-        position_ids,
-        last_page_len,
-        kv_indptr,
-        kv_indices,
-        slot_mapping,
-        status,
-        workspace,
     )
 
 
@@ -1122,23 +1188,34 @@ def map_slots(
     [23, 36, -1, -1]
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.map_slots.default if is_dynamo_compiling() else _map_slots
-    call(
+    common = (
         position_ids,
         slot_mapping,
         page_size,
         row_to_slot,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
+        cu_seqlens_q,
         max_seq_len,
         page_table,
         num_pages,
-        alloc_pages,
-        alloc_indptr,
-        pad_slot,
-        cu_seqlens_q,
         status,
         workspace,
+    )
+    if (
+        not is_dynamo_compiling()
+        and is_tensor
+        and alloc_pages is alloc_indptr is None
+        and pad_slot == -1
+    ):
+        _map_slots(*common)
+        return
+    call = torch.ops.specmeta.map_slots.default if is_dynamo_compiling() else _map_slots
+    call(
+        *common,
+        alloc_pages,
+        alloc_indptr,
+        None if is_tensor else num_rows,
+        pad_slot,
     )
 
 
@@ -1288,24 +1365,15 @@ def draft_step(
     (11, 10)
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.draft_step.default if is_dynamo_compiling() else _draft_step
-    call(
+    common = (
         seq_lens,
         page_size,
         row_to_slot,
         num_rows if is_tensor else None,
-        None if is_tensor else num_rows,
         max_seq_len,
         page_table,
         num_pages,
-        alloc_pages,
-        alloc_indptr,
-        pad_slot,
-        pad_page,
-        pad_seq_len,
-        pad_token,
         num_rejected,
-        max_rejected,
         draft_tokens,
         draft_index,
         shift,
@@ -1315,18 +1383,45 @@ def draft_step(
         written_lens,
         tokens,
         position_ids,
-        seq_lens_out,
-        position_ids_out,
         input_ids,
-        cached_lens,
-        use_initial_states,
-        padded_seq_lens,
-        pages_per_seq,
-        last_page_len,
+        slot_mapping,
         kv_indptr,
         kv_indices,
+        last_page_len,
         block_table,
-        slot_mapping,
+        cached_lens,
+        padded_seq_lens,
+        pages_per_seq,
         status,
         workspace,
+    )
+    if (
+        not is_dynamo_compiling()
+        and is_tensor
+        and max_rejected is None
+        and alloc_pages
+        is alloc_indptr
+        is seq_lens_out
+        is position_ids_out
+        is use_initial_states
+        is None
+        and pad_token == pad_page == pad_seq_len == 0
+        and pad_slot == -1
+    ):
+        _draft_step(*common)
+        return
+    call = torch.ops.specmeta.draft_step.default if is_dynamo_compiling() else _draft_step
+    call(
+        *common,
+        alloc_pages,
+        alloc_indptr,
+        max_rejected,
+        seq_lens_out,
+        position_ids_out,
+        use_initial_states,
+        None if is_tensor else num_rows,
+        pad_token,
+        pad_slot,
+        pad_page,
+        pad_seq_len,
     )

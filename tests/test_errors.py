@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -334,6 +335,29 @@ def test_the_call_is_in_the_order_of_the_table(
         }
         want = [by_type.get(name, name) for name in names]
         assert all(a is b for a, b in zip(calls.pop(), want, strict=True))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_call_leaves_out_defaults_only(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table's last arguments aren't passed where none is given, and are where one is."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(ops, f"_{operation}", lambda *arguments: calls.append(arguments))
+    schema = getattr(torch.ops.specmeta, operation).default._schema
+    required = {a.name: a.name for a in SCHEMA[operation] if a.required}
+    needed = required | {"num_accepted": None} if operation == "advance" else required
+    getattr(specmeta, operation)(**needed)
+    short = len(calls.pop())
+    rest = schema.arguments[short:]
+    parameters = inspect.signature(getattr(specmeta, operation)).parameters
+    for argument in rest:
+        if argument.name == "num_rows_int":
+            name, value = "num_rows", 1
+        else:
+            name, value = argument.name, 7
+            assert parameters[name].default == argument.default_value
+        getattr(specmeta, operation)(**needed, **{name: value})
+        passed = dict(zip((a.name for a in schema.arguments), calls.pop(), strict=True))
+        assert passed[argument.name] == value
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -9,7 +9,7 @@ namespace {
 
 // The table of all arguments. A new one is also a name in schema.h, a field in specmeta/params.h, a line in
 // from_arguments.cpp, and an argument of ops.py, in the same place, and reference.py; tests/test_errors.py holds these
-// together.
+// together. What is rarely given stands last: ops.py then leaves it out, since torch takes time for each argument.
 //
 // Shape symbols: B rows, S slots, Z status, T tokens, U slots of tokens (T or more), P pages a slot, A ragged pages, C
 // kv_capacity, M block_table's width, L the ledger's width, W accepted_tokens' width, K draft steps, N counts, X the
@@ -77,17 +77,12 @@ ArgSpec pad_token() {
 
 using Args = std::vector<ArgSpec>;
 
-Args num_rows_args() {
-  return {
-      opt(Arg::num_rows, kInt32, "1"),
-      integer(Arg::num_rows_int, "None", INT64_MIN, INT64_MAX),
-  };
+Args row_args() {
+  return {opt(Arg::row_to_slot, kEither, "B"), opt(Arg::num_rows, kInt32, "1")};
 }
 
-Args row_args() {
-  Args args = num_rows_args();
-  args.insert(args.begin(), opt(Arg::row_to_slot, kEither, "B"));
-  return args;
+ArgSpec num_rows_int() {
+  return integer(Arg::num_rows_int, "None", INT64_MIN, INT64_MAX);
 }
 
 Args page_args() {
@@ -95,28 +90,39 @@ Args page_args() {
       integer(Arg::max_seq_len, "None", 1, kInt32Max),
       opt(Arg::page_table, kInt32, "S,P"),
       opt(Arg::num_pages, kInt32, "S"),
-      opt(Arg::alloc_pages, kInt32, "A"),
-      opt(Arg::alloc_indptr, kInt32, "S+1"),
-      integer(Arg::pad_slot, "-1", INT64_MIN, INT64_MAX),
   };
+}
+
+Args ragged_page_args() {
+  return {opt(Arg::alloc_pages, kInt32, "A"), opt(Arg::alloc_indptr, kInt32, "S+1")};
+}
+
+ArgSpec pad_slot() {
+  return integer(Arg::pad_slot, "-1", INT64_MIN, INT64_MAX);
 }
 
 Args padding_args() {
   return {
+      pad_slot(),
       integer(Arg::pad_page, "0", -kInt32Max - 1, kInt32Max),
       integer(Arg::pad_seq_len, "0", 0, 1),
   };
 }
 
+Args status_and_workspace() {
+  return {out(Arg::status, kInt32, "Z"), out(Arg::workspace, kInt64, "X")};
+}
+
 Args layout_outputs() {
   return {
-      out(Arg::cached_lens, kInt32, "B"),      out(Arg::use_initial_states, kBool, "B"),
+      out(Arg::slot_mapping, kInt64, "U"),     out(Arg::kv_indptr, kInt32, "B+1"),   out(Arg::kv_indices, kInt32, "C"),
+      out(Arg::last_page_len, kInt32, "B"),    out(Arg::block_table, kInt32, "B,M"), out(Arg::cached_lens, kInt32, "B"),
       out(Arg::padded_seq_lens, kEither, "B"), out(Arg::pages_per_seq, kInt32, "B"),
-      out(Arg::last_page_len, kInt32, "B"),    out(Arg::kv_indptr, kInt32, "B+1"),
-      out(Arg::kv_indices, kInt32, "C"),       out(Arg::block_table, kInt32, "B,M"),
-      out(Arg::slot_mapping, kInt64, "U"),     out(Arg::status, kInt32, "Z"),
-      out(Arg::workspace, kInt64, "X"),
   };
+}
+
+ArgSpec use_initial_states() {
+  return out(Arg::use_initial_states, kBool, "B");
 }
 
 Args accept_args() {
@@ -125,15 +131,12 @@ Args accept_args() {
       opt(Arg::num_draft_tokens, kInt32, "B"),
       opt(Arg::position_ids, kEither, "T"),
       opt(Arg::seq_lens, kEither, "B"),
-      pad_token(),
       out(Arg::committed_lens, kInt32, "S"),
       out(Arg::known_lens, kInt32, "S"),
       out(Arg::tokens, kEither, "S,L"),
       out(Arg::num_drafts, kInt32, "S"),
       out(Arg::num_accepted, kEither, "B"),
       out(Arg::num_rejected, kInt32, "B"),
-      out(Arg::num_sampled, kEither, "B"),
-      out(Arg::seq_lens_out, kEither, "B"),
       out(Arg::next_tokens, kEither, "B"),
       out(Arg::token_indices, kEither, "B"),
       out(Arg::accepted_tokens, kEither, "B,W"),
@@ -141,6 +144,11 @@ Args accept_args() {
       out(Arg::last_position_ids, kEither, "B"),
       out(Arg::status, kInt32, "Z"),
       out(Arg::workspace, kInt64, "X"),
+      // rarely given
+      out(Arg::num_sampled, kEither, "B"),
+      out(Arg::seq_lens_out, kEither, "B"),
+      num_rows_int(),
+      pad_token(),
   };
 }
 
@@ -160,28 +168,31 @@ std::vector<OpSpec> make_ops() {
               {
                   {inout(Arg::seq_lens, kEither, "B"), page_size(), opt(Arg::num_accepted, kEither, "N")},
                   row_args(),
+                  {opt(Arg::cu_seqlens_q, kInt32, "B+1")},
                   page_args(),
-                  padding_args(),
+                  {out(Arg::position_ids, kEither, "T")},
+                  layout_outputs(),
+                  status_and_workspace(),
+                  // rarely given
+                  ragged_page_args(),
                   {
-                      integer(Arg::max_accepted, "None", 0, INT64_MAX),
-                      integer(Arg::seq_len_bias, "0", -kCountLimit, kCountLimit),
-                      integer(Arg::position_bias, "0", -kCountLimit, kCountLimit),
                       opt(Arg::count_index, kEither, "B"),
-                      opt(Arg::cu_seqlens_q, kInt32, "B+1"),
-                      out(Arg::position_ids, kEither, "T"),
+                      integer(Arg::max_accepted, "None", 0, INT64_MAX),
                       out(Arg::seq_lens_out, kEither, "B"),
                       out(Arg::position_ids_out, kEither, "T"),
+                      use_initial_states(),
+                      num_rows_int(),
+                      integer(Arg::seq_len_bias, "0", -kCountLimit, kCountLimit),
+                      integer(Arg::position_bias, "0", -kCountLimit, kCountLimit),
                   },
-                  layout_outputs(),
+                  padding_args(),
               }),
       make_op("stage",
               {
                   {in(Arg::committed_lens, kInt32, "S"), page_size()},
                   row_args(),
                   page_args(),
-                  padding_args(),
                   {
-                      pad_token(),
                       opt(Arg::limit_lens, kInt32, "S"),
                       opt(Arg::known_lens, kInt32, "S"),
                       opt(Arg::num_drafts, kInt32, "S"),
@@ -194,6 +205,11 @@ std::vector<OpSpec> make_ops() {
                       out(Arg::num_draft_tokens, kInt32, "B"),
                   },
                   layout_outputs(),
+                  status_and_workspace(),
+                  // rarely given
+                  ragged_page_args(),
+                  {use_initial_states(), num_rows_int(), pad_token()},
+                  padding_args(),
               }),
       make_op("accept_greedy",
               {
@@ -215,37 +231,34 @@ std::vector<OpSpec> make_ops() {
                   {
                       opt(Arg::discarded, kBool, "B"),
                       opt(Arg::backup_tokens, kEither, "B"),
-                      pad_token(),
                       out(Arg::num_sampled, kEither, "B"),
                       out(Arg::next_tokens, kEither, "B"),
-                      out(Arg::status, kInt32, "Z"),
-                      out(Arg::workspace, kInt64, "X"),
                   },
+                  status_and_workspace(),
+                  {num_rows_int(), pad_token()},
               }),
       make_op("locate_sampled",
               {
                   {in(Arg::num_sampled, kEither, "B"), in(Arg::cu_num_draft_tokens, kInt32, "B"),
                    in(Arg::cu_seqlens_q, kInt32, "B+1")},
                   row_args(),
-                  {
-                      out(Arg::num_rejected, kInt32, "B"),
-                      out(Arg::token_indices, kInt32, "B"),
-                      out(Arg::status, kInt32, "Z"),
-                      out(Arg::workspace, kInt64, "X"),
-                  },
+                  {out(Arg::num_rejected, kInt32, "B"), out(Arg::token_indices, kInt32, "B")},
+                  status_and_workspace(),
+                  {num_rows_int()},
               }),
       make_op("keep_last",
               {
                   {inout(Arg::cu_seqlens_q, kInt32, "B+1"), inout(Arg::seq_lens, kEither, "B")},
-                  num_rows_args(),
                   {
-                      pad_token(),
+                      opt(Arg::num_rows, kInt32, "1"),
                       out(Arg::input_ids, kEither, "T"),
                       out(Arg::position_ids, kEither, "T"),
                       out(Arg::query_lens, kInt32, "B"),
                       out(Arg::cached_lens, kInt32, "B"),
-                      out(Arg::use_initial_states, kBool, "B"),
+                      use_initial_states(),
                       out(Arg::status, kInt32, "B"),
+                      num_rows_int(),
+                      pad_token(),
                   },
               }),
       make_op("draft_lists",
@@ -253,38 +266,37 @@ std::vector<OpSpec> make_ops() {
                   {in(Arg::seq_lens, kEither, "B"), page_size(), integer(Arg::num_steps, nullptr, 1, kMaxSteps)},
                   row_args(),
                   page_args(),
-                  padding_args(),
                   {
                       out(Arg::position_ids, kEither, "B"),
-                      out(Arg::last_page_len, kInt32, "K,B"),
+                      out(Arg::slot_mapping, kInt64, "T"),
                       out(Arg::kv_indptr, kInt32, "K,B+1"),
                       out(Arg::kv_indices, kInt32, "K,C"),
-                      out(Arg::slot_mapping, kInt64, "T"),
-                      out(Arg::status, kInt32, "Z"),
-                      out(Arg::workspace, kInt64, "X"),
+                      out(Arg::last_page_len, kInt32, "K,B"),
                   },
+                  status_and_workspace(),
+                  // rarely given
+                  ragged_page_args(),
+                  {num_rows_int()},
+                  padding_args(),
               }),
       make_op("map_slots",
               {
                   {in(Arg::position_ids, kEither, "T"), inout(Arg::slot_mapping, kInt64, "U"), page_size()},
                   row_args(),
+                  {opt(Arg::cu_seqlens_q, kInt32, "B+1")},
                   page_args(),
-                  {
-                      opt(Arg::cu_seqlens_q, kInt32, "B+1"),
-                      out(Arg::status, kInt32, "Z"),
-                      out(Arg::workspace, kInt64, "X"),
-                  },
+                  status_and_workspace(),
+                  // rarely given
+                  ragged_page_args(),
+                  {num_rows_int(), pad_slot()},
               }),
       make_op("draft_step",
               {
                   {inout(Arg::seq_lens, kEither, "B"), page_size()},
                   row_args(),
                   page_args(),
-                  padding_args(),
                   {
-                      pad_token(),
                       opt(Arg::num_rejected, kInt32, "B"),
-                      integer(Arg::max_rejected, "None", 0, INT64_MAX),
                       opt(Arg::draft_tokens, kEither, "B"),
                       integer(Arg::draft_index, "0", 0, kInt32Max - 1),
                       integer(Arg::shift, "1", 0, 1),
@@ -294,11 +306,21 @@ std::vector<OpSpec> make_ops() {
                       out(Arg::written_lens, kInt32, "S"),
                       out(Arg::tokens, kEither, "S,L"),
                       out(Arg::position_ids, kEither, "T"),
-                      out(Arg::seq_lens_out, kEither, "B"),
-                      out(Arg::position_ids_out, kEither, "T"),
                       out(Arg::input_ids, kEither, "T"),
                   },
                   layout_outputs(),
+                  status_and_workspace(),
+                  // rarely given
+                  ragged_page_args(),
+                  {
+                      integer(Arg::max_rejected, "None", 0, INT64_MAX),
+                      out(Arg::seq_lens_out, kEither, "B"),
+                      out(Arg::position_ids_out, kEither, "T"),
+                      use_initial_states(),
+                      num_rows_int(),
+                      pad_token(),
+                  },
+                  padding_args(),
               }),
   };
 }

@@ -110,34 +110,34 @@ typedef struct specmeta_advance_args {
   specmeta_tensor num_accepted; /* int32 or int64 [N] */
   specmeta_tensor row_to_slot; /* int32 or int64 [B] */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  specmeta_tensor cu_seqlens_q; /* int32 [B+1] */
   int64_t max_seq_len; /* 1 to 2147483647, or SPECMETA_NONE */
   specmeta_tensor page_table; /* int32 [S,P] */
   specmeta_tensor num_pages; /* int32 [S] */
+  specmeta_tensor position_ids; /* int32 or int64 [T], written */
+  specmeta_tensor slot_mapping; /* int64 [U], written */
+  specmeta_tensor kv_indptr; /* int32 [B+1], written */
+  specmeta_tensor kv_indices; /* int32 [C], written */
+  specmeta_tensor last_page_len; /* int32 [B], written */
+  specmeta_tensor block_table; /* int32 [B,M], written */
+  specmeta_tensor cached_lens; /* int32 [B], written */
+  specmeta_tensor padded_seq_lens; /* int32 or int64 [B], written */
+  specmeta_tensor pages_per_seq; /* int32 [B], written */
+  specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
+  specmeta_tensor workspace; /* int64 [X], written */
   specmeta_tensor alloc_pages; /* int32 [A] */
   specmeta_tensor alloc_indptr; /* int32 [S+1] */
+  specmeta_tensor count_index; /* int32 or int64 [B] */
+  int64_t max_accepted; /* from 0, or SPECMETA_NONE */
+  specmeta_tensor seq_lens_out; /* int32 or int64 [B], written */
+  specmeta_tensor position_ids_out; /* int32 or int64 [T], written */
+  specmeta_tensor use_initial_states; /* bool [B], written */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  int64_t seq_len_bias; /* -1099511627776 to 1099511627776 */
+  int64_t position_bias; /* -1099511627776 to 1099511627776 */
   int64_t pad_slot; /* any */
   int64_t pad_page; /* -2147483648 to 2147483647 */
   int64_t pad_seq_len; /* 0 to 1 */
-  int64_t max_accepted; /* from 0, or SPECMETA_NONE */
-  int64_t seq_len_bias; /* -1099511627776 to 1099511627776 */
-  int64_t position_bias; /* -1099511627776 to 1099511627776 */
-  specmeta_tensor count_index; /* int32 or int64 [B] */
-  specmeta_tensor cu_seqlens_q; /* int32 [B+1] */
-  specmeta_tensor position_ids; /* int32 or int64 [T], written */
-  specmeta_tensor seq_lens_out; /* int32 or int64 [B], written */
-  specmeta_tensor position_ids_out; /* int32 or int64 [T], written */
-  specmeta_tensor cached_lens; /* int32 [B], written */
-  specmeta_tensor use_initial_states; /* bool [B], written */
-  specmeta_tensor padded_seq_lens; /* int32 or int64 [B], written */
-  specmeta_tensor pages_per_seq; /* int32 [B], written */
-  specmeta_tensor last_page_len; /* int32 [B], written */
-  specmeta_tensor kv_indptr; /* int32 [B+1], written */
-  specmeta_tensor kv_indices; /* int32 [C], written */
-  specmeta_tensor block_table; /* int32 [B,M], written */
-  specmeta_tensor slot_mapping; /* int64 [U], written */
-  specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
-  specmeta_tensor workspace; /* int64 [X], written */
 } specmeta_advance_args;
 
 static inline specmeta_advance_args specmeta_advance_init(void) {
@@ -145,10 +145,10 @@ static inline specmeta_advance_args specmeta_advance_init(void) {
   memset(&args, 0, sizeof args);
   args.struct_size = (uint32_t)sizeof args;
   args.abi_version = SPECMETA_ABI_VERSION;
-  args.num_rows_int = SPECMETA_NONE;
   args.max_seq_len = SPECMETA_NONE;
-  args.pad_slot = -1;
   args.max_accepted = SPECMETA_NONE;
+  args.num_rows_int = SPECMETA_NONE;
+  args.pad_slot = -1;
   return args;
 }
 
@@ -163,16 +163,9 @@ typedef struct specmeta_stage_args {
   int64_t page_size; /* 1 to 2147483647, required */
   specmeta_tensor row_to_slot; /* int32 or int64 [B] */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
   int64_t max_seq_len; /* 1 to 2147483647, or SPECMETA_NONE */
   specmeta_tensor page_table; /* int32 [S,P] */
   specmeta_tensor num_pages; /* int32 [S] */
-  specmeta_tensor alloc_pages; /* int32 [A] */
-  specmeta_tensor alloc_indptr; /* int32 [S+1] */
-  int64_t pad_slot; /* any */
-  int64_t pad_page; /* -2147483648 to 2147483647 */
-  int64_t pad_seq_len; /* 0 to 1 */
-  int64_t pad_token; /* -2147483648 to 2147483647 */
   specmeta_tensor limit_lens; /* int32 [S] */
   specmeta_tensor known_lens; /* int32 [S] */
   specmeta_tensor num_drafts; /* int32 [S] */
@@ -183,17 +176,24 @@ typedef struct specmeta_stage_args {
   specmeta_tensor position_ids; /* int32 or int64 [T], written */
   specmeta_tensor input_ids; /* int32 or int64 [T], written */
   specmeta_tensor num_draft_tokens; /* int32 [B], written */
-  specmeta_tensor cached_lens; /* int32 [B], written */
-  specmeta_tensor use_initial_states; /* bool [B], written */
-  specmeta_tensor padded_seq_lens; /* int32 or int64 [B], written */
-  specmeta_tensor pages_per_seq; /* int32 [B], written */
-  specmeta_tensor last_page_len; /* int32 [B], written */
+  specmeta_tensor slot_mapping; /* int64 [U], written */
   specmeta_tensor kv_indptr; /* int32 [B+1], written */
   specmeta_tensor kv_indices; /* int32 [C], written */
+  specmeta_tensor last_page_len; /* int32 [B], written */
   specmeta_tensor block_table; /* int32 [B,M], written */
-  specmeta_tensor slot_mapping; /* int64 [U], written */
+  specmeta_tensor cached_lens; /* int32 [B], written */
+  specmeta_tensor padded_seq_lens; /* int32 or int64 [B], written */
+  specmeta_tensor pages_per_seq; /* int32 [B], written */
   specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
   specmeta_tensor workspace; /* int64 [X], written */
+  specmeta_tensor alloc_pages; /* int32 [A] */
+  specmeta_tensor alloc_indptr; /* int32 [S+1] */
+  specmeta_tensor use_initial_states; /* bool [B], written */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  int64_t pad_token; /* -2147483648 to 2147483647 */
+  int64_t pad_slot; /* any */
+  int64_t pad_page; /* -2147483648 to 2147483647 */
+  int64_t pad_seq_len; /* 0 to 1 */
 } specmeta_stage_args;
 
 static inline specmeta_stage_args specmeta_stage_init(void) {
@@ -201,8 +201,8 @@ static inline specmeta_stage_args specmeta_stage_init(void) {
   memset(&args, 0, sizeof args);
   args.struct_size = (uint32_t)sizeof args;
   args.abi_version = SPECMETA_ABI_VERSION;
-  args.num_rows_int = SPECMETA_NONE;
   args.max_seq_len = SPECMETA_NONE;
+  args.num_rows_int = SPECMETA_NONE;
   args.pad_slot = -1;
   return args;
 }
@@ -218,20 +218,16 @@ typedef struct specmeta_accept_greedy_args {
   specmeta_tensor input_ids; /* int32 or int64 [T], required */
   specmeta_tensor row_to_slot; /* int32 or int64 [B] */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
   specmeta_tensor cu_seqlens_q; /* int32 [B+1] */
   specmeta_tensor num_draft_tokens; /* int32 [B] */
   specmeta_tensor position_ids; /* int32 or int64 [T] */
   specmeta_tensor seq_lens; /* int32 or int64 [B] */
-  int64_t pad_token; /* -2147483648 to 2147483647 */
   specmeta_tensor committed_lens; /* int32 [S], written */
   specmeta_tensor known_lens; /* int32 [S], written */
   specmeta_tensor tokens; /* int32 or int64 [S,L], written */
   specmeta_tensor num_drafts; /* int32 [S], written */
   specmeta_tensor num_accepted; /* int32 or int64 [B], written */
   specmeta_tensor num_rejected; /* int32 [B], written */
-  specmeta_tensor num_sampled; /* int32 or int64 [B], written */
-  specmeta_tensor seq_lens_out; /* int32 or int64 [B], written */
   specmeta_tensor next_tokens; /* int32 or int64 [B], written */
   specmeta_tensor token_indices; /* int32 or int64 [B], written */
   specmeta_tensor accepted_tokens; /* int32 or int64 [B,W], written */
@@ -239,6 +235,10 @@ typedef struct specmeta_accept_greedy_args {
   specmeta_tensor last_position_ids; /* int32 or int64 [B], written */
   specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
   specmeta_tensor workspace; /* int64 [X], written */
+  specmeta_tensor num_sampled; /* int32 or int64 [B], written */
+  specmeta_tensor seq_lens_out; /* int32 or int64 [B], written */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  int64_t pad_token; /* -2147483648 to 2147483647 */
 } specmeta_accept_greedy_args;
 
 static inline specmeta_accept_greedy_args specmeta_accept_greedy_init(void) {
@@ -261,21 +261,17 @@ typedef struct specmeta_accept_sampled_args {
   int64_t vocab_size; /* from 1, required */
   specmeta_tensor row_to_slot; /* int32 or int64 [B] */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
   specmeta_tensor input_ids; /* int32 or int64 [T] */
   specmeta_tensor cu_seqlens_q; /* int32 [B+1] */
   specmeta_tensor num_draft_tokens; /* int32 [B] */
   specmeta_tensor position_ids; /* int32 or int64 [T] */
   specmeta_tensor seq_lens; /* int32 or int64 [B] */
-  int64_t pad_token; /* -2147483648 to 2147483647 */
   specmeta_tensor committed_lens; /* int32 [S], written */
   specmeta_tensor known_lens; /* int32 [S], written */
   specmeta_tensor tokens; /* int32 or int64 [S,L], written */
   specmeta_tensor num_drafts; /* int32 [S], written */
   specmeta_tensor num_accepted; /* int32 or int64 [B], written */
   specmeta_tensor num_rejected; /* int32 [B], written */
-  specmeta_tensor num_sampled; /* int32 or int64 [B], written */
-  specmeta_tensor seq_lens_out; /* int32 or int64 [B], written */
   specmeta_tensor next_tokens; /* int32 or int64 [B], written */
   specmeta_tensor token_indices; /* int32 or int64 [B], written */
   specmeta_tensor accepted_tokens; /* int32 or int64 [B,W], written */
@@ -283,6 +279,10 @@ typedef struct specmeta_accept_sampled_args {
   specmeta_tensor last_position_ids; /* int32 or int64 [B], written */
   specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
   specmeta_tensor workspace; /* int64 [X], written */
+  specmeta_tensor num_sampled; /* int32 or int64 [B], written */
+  specmeta_tensor seq_lens_out; /* int32 or int64 [B], written */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  int64_t pad_token; /* -2147483648 to 2147483647 */
 } specmeta_accept_sampled_args;
 
 static inline specmeta_accept_sampled_args specmeta_accept_sampled_init(void) {
@@ -305,14 +305,14 @@ typedef struct specmeta_count_sampled_args {
   int64_t vocab_size; /* from 1, required */
   specmeta_tensor row_to_slot; /* int32 or int64 [B] */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
   specmeta_tensor discarded; /* bool [B] */
   specmeta_tensor backup_tokens; /* int32 or int64 [B] */
-  int64_t pad_token; /* -2147483648 to 2147483647 */
   specmeta_tensor num_sampled; /* int32 or int64 [B], written */
   specmeta_tensor next_tokens; /* int32 or int64 [B], written */
   specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
   specmeta_tensor workspace; /* int64 [X], written */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  int64_t pad_token; /* -2147483648 to 2147483647 */
 } specmeta_count_sampled_args;
 
 static inline specmeta_count_sampled_args specmeta_count_sampled_init(void) {
@@ -336,11 +336,11 @@ typedef struct specmeta_locate_sampled_args {
   specmeta_tensor cu_seqlens_q; /* int32 [B+1], required */
   specmeta_tensor row_to_slot; /* int32 or int64 [B] */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
   specmeta_tensor num_rejected; /* int32 [B], written */
   specmeta_tensor token_indices; /* int32 [B], written */
   specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
   specmeta_tensor workspace; /* int64 [X], written */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
 } specmeta_locate_sampled_args;
 
 static inline specmeta_locate_sampled_args specmeta_locate_sampled_init(void) {
@@ -362,14 +362,14 @@ typedef struct specmeta_keep_last_args {
   specmeta_tensor cu_seqlens_q; /* int32 [B+1], required, written */
   specmeta_tensor seq_lens; /* int32 or int64 [B], required, written */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
-  int64_t pad_token; /* -2147483648 to 2147483647 */
   specmeta_tensor input_ids; /* int32 or int64 [T], written */
   specmeta_tensor position_ids; /* int32 or int64 [T], written */
   specmeta_tensor query_lens; /* int32 [B], written */
   specmeta_tensor cached_lens; /* int32 [B], written */
   specmeta_tensor use_initial_states; /* bool [B], written */
   specmeta_tensor status; /* int32 [B], written */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  int64_t pad_token; /* -2147483648 to 2147483647 */
 } specmeta_keep_last_args;
 
 static inline specmeta_keep_last_args specmeta_keep_last_init(void) {
@@ -393,22 +393,22 @@ typedef struct specmeta_draft_lists_args {
   int64_t num_steps; /* 1 to 65535, required */
   specmeta_tensor row_to_slot; /* int32 or int64 [B] */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
   int64_t max_seq_len; /* 1 to 2147483647, or SPECMETA_NONE */
   specmeta_tensor page_table; /* int32 [S,P] */
   specmeta_tensor num_pages; /* int32 [S] */
+  specmeta_tensor position_ids; /* int32 or int64 [B], written */
+  specmeta_tensor slot_mapping; /* int64 [T], written */
+  specmeta_tensor kv_indptr; /* int32 [K,B+1], written */
+  specmeta_tensor kv_indices; /* int32 [K,C], written */
+  specmeta_tensor last_page_len; /* int32 [K,B], written */
+  specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
+  specmeta_tensor workspace; /* int64 [X], written */
   specmeta_tensor alloc_pages; /* int32 [A] */
   specmeta_tensor alloc_indptr; /* int32 [S+1] */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
   int64_t pad_slot; /* any */
   int64_t pad_page; /* -2147483648 to 2147483647 */
   int64_t pad_seq_len; /* 0 to 1 */
-  specmeta_tensor position_ids; /* int32 or int64 [B], written */
-  specmeta_tensor last_page_len; /* int32 [K,B], written */
-  specmeta_tensor kv_indptr; /* int32 [K,B+1], written */
-  specmeta_tensor kv_indices; /* int32 [K,C], written */
-  specmeta_tensor slot_mapping; /* int64 [T], written */
-  specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
-  specmeta_tensor workspace; /* int64 [X], written */
 } specmeta_draft_lists_args;
 
 static inline specmeta_draft_lists_args specmeta_draft_lists_init(void) {
@@ -416,8 +416,8 @@ static inline specmeta_draft_lists_args specmeta_draft_lists_init(void) {
   memset(&args, 0, sizeof args);
   args.struct_size = (uint32_t)sizeof args;
   args.abi_version = SPECMETA_ABI_VERSION;
-  args.num_rows_int = SPECMETA_NONE;
   args.max_seq_len = SPECMETA_NONE;
+  args.num_rows_int = SPECMETA_NONE;
   args.pad_slot = -1;
   return args;
 }
@@ -434,16 +434,16 @@ typedef struct specmeta_map_slots_args {
   int64_t page_size; /* 1 to 2147483647, required */
   specmeta_tensor row_to_slot; /* int32 or int64 [B] */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  specmeta_tensor cu_seqlens_q; /* int32 [B+1] */
   int64_t max_seq_len; /* 1 to 2147483647, or SPECMETA_NONE */
   specmeta_tensor page_table; /* int32 [S,P] */
   specmeta_tensor num_pages; /* int32 [S] */
-  specmeta_tensor alloc_pages; /* int32 [A] */
-  specmeta_tensor alloc_indptr; /* int32 [S+1] */
-  int64_t pad_slot; /* any */
-  specmeta_tensor cu_seqlens_q; /* int32 [B+1] */
   specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
   specmeta_tensor workspace; /* int64 [X], written */
+  specmeta_tensor alloc_pages; /* int32 [A] */
+  specmeta_tensor alloc_indptr; /* int32 [S+1] */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  int64_t pad_slot; /* any */
 } specmeta_map_slots_args;
 
 static inline specmeta_map_slots_args specmeta_map_slots_init(void) {
@@ -451,8 +451,8 @@ static inline specmeta_map_slots_args specmeta_map_slots_init(void) {
   memset(&args, 0, sizeof args);
   args.struct_size = (uint32_t)sizeof args;
   args.abi_version = SPECMETA_ABI_VERSION;
-  args.num_rows_int = SPECMETA_NONE;
   args.max_seq_len = SPECMETA_NONE;
+  args.num_rows_int = SPECMETA_NONE;
   args.pad_slot = -1;
   return args;
 }
@@ -468,18 +468,10 @@ typedef struct specmeta_draft_step_args {
   int64_t page_size; /* 1 to 2147483647, required */
   specmeta_tensor row_to_slot; /* int32 or int64 [B] */
   specmeta_tensor num_rows; /* int32 [1] */
-  int64_t num_rows_int; /* any, or SPECMETA_NONE */
   int64_t max_seq_len; /* 1 to 2147483647, or SPECMETA_NONE */
   specmeta_tensor page_table; /* int32 [S,P] */
   specmeta_tensor num_pages; /* int32 [S] */
-  specmeta_tensor alloc_pages; /* int32 [A] */
-  specmeta_tensor alloc_indptr; /* int32 [S+1] */
-  int64_t pad_slot; /* any */
-  int64_t pad_page; /* -2147483648 to 2147483647 */
-  int64_t pad_seq_len; /* 0 to 1 */
-  int64_t pad_token; /* -2147483648 to 2147483647 */
   specmeta_tensor num_rejected; /* int32 [B] */
-  int64_t max_rejected; /* from 0, or SPECMETA_NONE */
   specmeta_tensor draft_tokens; /* int32 or int64 [B] */
   int64_t draft_index; /* 0 to 2147483646 */
   int64_t shift; /* 0 to 1 */
@@ -489,20 +481,28 @@ typedef struct specmeta_draft_step_args {
   specmeta_tensor written_lens; /* int32 [S], written */
   specmeta_tensor tokens; /* int32 or int64 [S,L], written */
   specmeta_tensor position_ids; /* int32 or int64 [T], written */
-  specmeta_tensor seq_lens_out; /* int32 or int64 [B], written */
-  specmeta_tensor position_ids_out; /* int32 or int64 [T], written */
   specmeta_tensor input_ids; /* int32 or int64 [T], written */
-  specmeta_tensor cached_lens; /* int32 [B], written */
-  specmeta_tensor use_initial_states; /* bool [B], written */
-  specmeta_tensor padded_seq_lens; /* int32 or int64 [B], written */
-  specmeta_tensor pages_per_seq; /* int32 [B], written */
-  specmeta_tensor last_page_len; /* int32 [B], written */
+  specmeta_tensor slot_mapping; /* int64 [U], written */
   specmeta_tensor kv_indptr; /* int32 [B+1], written */
   specmeta_tensor kv_indices; /* int32 [C], written */
+  specmeta_tensor last_page_len; /* int32 [B], written */
   specmeta_tensor block_table; /* int32 [B,M], written */
-  specmeta_tensor slot_mapping; /* int64 [U], written */
+  specmeta_tensor cached_lens; /* int32 [B], written */
+  specmeta_tensor padded_seq_lens; /* int32 or int64 [B], written */
+  specmeta_tensor pages_per_seq; /* int32 [B], written */
   specmeta_tensor status; /* int32 [S+1, or B without row_to_slot], written */
   specmeta_tensor workspace; /* int64 [X], written */
+  specmeta_tensor alloc_pages; /* int32 [A] */
+  specmeta_tensor alloc_indptr; /* int32 [S+1] */
+  int64_t max_rejected; /* from 0, or SPECMETA_NONE */
+  specmeta_tensor seq_lens_out; /* int32 or int64 [B], written */
+  specmeta_tensor position_ids_out; /* int32 or int64 [T], written */
+  specmeta_tensor use_initial_states; /* bool [B], written */
+  int64_t num_rows_int; /* any, or SPECMETA_NONE */
+  int64_t pad_token; /* -2147483648 to 2147483647 */
+  int64_t pad_slot; /* any */
+  int64_t pad_page; /* -2147483648 to 2147483647 */
+  int64_t pad_seq_len; /* 0 to 1 */
 } specmeta_draft_step_args;
 
 static inline specmeta_draft_step_args specmeta_draft_step_init(void) {
@@ -510,11 +510,11 @@ static inline specmeta_draft_step_args specmeta_draft_step_init(void) {
   memset(&args, 0, sizeof args);
   args.struct_size = (uint32_t)sizeof args;
   args.abi_version = SPECMETA_ABI_VERSION;
-  args.num_rows_int = SPECMETA_NONE;
   args.max_seq_len = SPECMETA_NONE;
-  args.pad_slot = -1;
-  args.max_rejected = SPECMETA_NONE;
   args.shift = 1;
+  args.max_rejected = SPECMETA_NONE;
+  args.num_rows_int = SPECMETA_NONE;
+  args.pad_slot = -1;
   return args;
 }
 
