@@ -11,51 +11,52 @@
 #include "specmeta/map_slots.h"
 #include "specmeta/stage.h"
 
+// Flattened: an algorithm's parts are large, and a compiler would not put them together.
 namespace specmeta::cpu {
 
-void run(const AdvanceParams& params) {
+[[gnu::flatten]] void run(const AdvanceParams& params) {
   SerialCta<LayoutRow> cta;
   advance(cta, params);
 }
 
-void run(const StageParams& params) {
+[[gnu::flatten]] void run(const StageParams& params) {
   SerialCta<LayoutRow> cta;
   stage(cta, params);
 }
 
-void run(const AcceptParams& params) {
+[[gnu::flatten]] void run(const AcceptParams& params) {
   SerialCta<AcceptRow> cta;
   accept(cta, params);
 }
 
-void run(const CountSampledParams& params) {
+[[gnu::flatten]] void run(const CountSampledParams& params) {
   SerialCta<BareRow> cta;
   count_sampled(cta, params);
 }
 
-void run(const LocateSampledParams& params) {
+[[gnu::flatten]] void run(const LocateSampledParams& params) {
   SerialCta<BareRow> cta;
   locate_sampled(cta, params);
 }
 
-void run(const KeepLastParams& params) {
+[[gnu::flatten]] void run(const KeepLastParams& params) {
   SerialCta<BareRow> cta;
   keep_last(cta, params);
 }
 
-void run(const DraftListsParams& params) {
+[[gnu::flatten]] void run(const DraftListsParams& params) {
   for (int32_t step = 0; step < params.num_steps; ++step) {
     SerialCta<LayoutRow> cta;
     draft_lists(cta, params, step);
   }
 }
 
-void run(const MapSlotsParams& params) {
+[[gnu::flatten]] void run(const MapSlotsParams& params) {
   SerialCta<SlotsRow> cta;
   map_slots(cta, params);
 }
 
-void run(const DraftStepParams& params) {
+[[gnu::flatten]] void run(const DraftStepParams& params) {
   SerialCta<LayoutRow> cta;
   draft_step(cta, params);
 }

@@ -68,16 +68,15 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
       },
       [&](const Window& window) {
         if (by_token) {
-          for_tokens(cta, window,
-                     [&cta, slots, from = p.position_ids, to = positions, last = p.pages.max_seq_len - 1](
-                         int32_t t, const LayoutRow& row) {
-                       if (to) {
-                         int64_t position = t + row.origin;
-                         if (from) position = clamp64(from.get(t), -kPositionLimit, kPositionLimit) + row.shift;
-                         to.set(t, row.seq_len > 0 ? clamp64(position, 0, last) : 0);
-                       }
-                       slots.write(cta, t, row);
-                     });
+          for_tokens(
+              cta, window,
+              [from = p.position_ids, to = positions, last = p.pages.max_seq_len - 1](int32_t t, const LayoutRow& row) {
+                if (!to) return;
+                const int64_t shift = from ? row.shift : row.origin;
+                const int64_t position = from ? from.get(t) : t;  // clamped before the sum, which cannot overflow then
+                to.set(t, row.seq_len > 0 ? clamp64(position, -shift, last - shift) + shift : 0);
+              },
+              [&cta, slots](int32_t t, const LayoutRow& row) { slots.write(cta, t, row); });
         }
         layout.fill(cta, window);
       });

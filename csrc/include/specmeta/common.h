@@ -26,9 +26,8 @@ namespace specmeta {
 
 inline constexpr int64_t kInt32Max = 2147483647;
 inline constexpr int32_t kUnknownSize = INT32_MAX;
-inline constexpr int64_t kMaxSteps = 65535;                  // of draft_lists: a GPU's limit for a grid's y
-inline constexpr int64_t kCountLimit = int64_t{1} << 40;     // counts and lengths are read clamped to this
-inline constexpr int64_t kPositionLimit = int64_t{1} << 61;  // positions too: a sum of two cannot overflow
+inline constexpr int64_t kMaxSteps = 65535;               // of draft_lists: a GPU's limit for a grid's y
+inline constexpr int64_t kCountLimit = int64_t{1} << 40;  // counts and lengths are read clamped to this
 
 // Bits of `status` (rule 5 of the contract).
 enum Status : int32_t {

@@ -73,8 +73,8 @@ SPECMETA_HD void draft_step(Cta& cta, const DraftStepParams& p) {
         if (b < p.rows.batch) {
           const bool empty = row.seq_len == 0;
           if (positions) {
-            const int64_t next = clamp64(p.position_ids.get(b), -kPositionLimit, kPositionLimit) + 1;
-            positions.set(b, empty ? 0 : clamp64(next, 0, p.pages.max_seq_len - 1));
+            const int64_t position = p.position_ids.get(b);
+            positions.set(b, empty ? 0 : clamp64(position, -1, int64_t{p.pages.max_seq_len} - 2) + 1);
           }
           if (p.input_ids) p.input_ids.set(b, empty ? p.pad_token : p.draft_tokens.get(b));
           slots.write(cta, b, row);

@@ -67,7 +67,7 @@ class LayoutWriter {
   SPECMETA_HD void write_pages(Cta& cta, const Window& window) const {
     if (!out_.kv_indices) return;
     const typename Cta::Row* tile = cta.tile();
-    if constexpr (Cta::kIsSerial) {  // one row, one thread: a plain copy, which compilers make wide
+    if constexpr (Cta::kIsSerial) {
       write_pages_of(cta, tile[0], out_.kv_indices + window.page, window.page_end - window.page);
       return;
     }
@@ -172,7 +172,7 @@ class LayoutWriter {
     if (out_.kv_indptr) store(out_.kv_indptr + b + 1, saturate32(page_end));
   }
 
-  // The first n pages of a row's list.
+  // The first n pages of a row's list, by one thread: a plain copy, then the wrong ids in it, if there are any.
   template <class Cta>
   SPECMETA_HD void write_pages_of(Cta& cta, const LayoutRow& row, int32_t* to, int32_t n) const {
     const int32_t used = row.seq_len > 0 ? n : 0;
@@ -182,10 +182,15 @@ class LayoutWriter {
     for (int32_t k = 0; k < used; ++k) {
       const int32_t id = load(ids + k);
       all_bits |= id;
-      store(to + k, id < 0 ? pad : id);
+      store(to + k, id);
+    }
+    if (all_bits < 0) {
+      for (int32_t k = 0; k < used; ++k) {
+        if (load(ids + k) < 0) store(to + k, pad);
+      }
+      report_page(cta, row.slot);
     }
     for (int32_t k = used; k < n; ++k) store(to + k, pad);
-    if (all_bits < 0) report_page(cta, row.slot);
   }
 
   template <class Cta>

@@ -42,7 +42,7 @@ class SlotWriter {
       if (status_) cta.atomic_or(status_ + s, kBadPage);
       return pad(t);
     }
-    store(slot_mapping_ + t, page * page_size_.divisor + (index - k * page_size_.divisor));
+    store(slot_mapping_ + t, (page - k) * page_size_.divisor + index);  // k pages stand before it in the row
   }
 
   // Token t of a row of the layout.

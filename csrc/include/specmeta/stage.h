@@ -75,15 +75,15 @@ SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
       },
       [&](const Window& window) {
         if (by_token) {
-          for_tokens(cta, window,
-                     [&cta, slots, positions = p.position_ids, ids = p.input_ids, tokens = p.tokens,
-                      pad_token = p.pad_token](int32_t t, const LayoutRow& row) {
-                       const bool empty = row.seq_len == 0;
-                       const int32_t index = t + row.origin;
-                       if (positions) positions.set(t, empty ? 0 : index);
-                       if (ids) ids.set(t, empty ? pad_token : tokens.get(row.slot, index));
-                       slots.write(cta, t, row);
-                     });
+          for_tokens(
+              cta, window,
+              [positions = p.position_ids](int32_t t, const LayoutRow& row) {
+                if (positions) positions.set(t, row.seq_len > 0 ? t + row.origin : 0);
+              },
+              [ids = p.input_ids, tokens = p.tokens, pad_token = p.pad_token](int32_t t, const LayoutRow& row) {
+                if (ids) ids.set(t, row.seq_len > 0 ? tokens.get(row.slot, t + row.origin) : pad_token);
+              },
+              [&cta, slots](int32_t t, const LayoutRow& row) { slots.write(cta, t, row); });
         }
         layout.fill(cta, window);
       });

@@ -111,8 +111,28 @@ SPECMETA_HD bool next_window(Cta& cta, Window& window) {
 // Returns what the rows cover. `has_more`: whether there is anything to fill.
 template <class Cta, class Place, class Fill>
 SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fill fill) {
-  const bool is_alone = cta.num_blocks() == 1;
   auto* tile = cta.tile();
+  if constexpr (Cta::kIsSerial) {  // a row, then what it has
+    Covered all;
+    for (int32_t b = 0; b < batch; ++b) {
+      const auto row = place(b, b);
+      if (b == 0) all.token = row.token_begin;
+      all.token_end = row.token_end();
+      all.page_end = row.page_end;
+      if (!has_more) continue;
+      tile[0] = row;
+      Window window;
+      window.first = b;
+      window.num_rows = 1;
+      window.token = row.token_begin;
+      window.token_end = row.token_end();
+      window.page = row.page_begin;
+      window.page_end = row.page_end;
+      fill(window);
+    }
+    return all;
+  }
+  const bool is_alone = cta.num_blocks() == 1;
   bool is_sharing = false;
   auto first = static_cast<int32_t>(min64(int64_t{cta.tile_index()} * cta.size(), INT32_MAX));
   int32_t placed = 0;
@@ -177,19 +197,24 @@ SPECMETA_HD void for_all(Cta& cta, int32_t begin, int32_t end, Fn fn) {
   }
 }
 
-// fn(t, row) for a window's tokens, shared among the threads.
-template <class Cta, class Fn>
-SPECMETA_HD void for_tokens(Cta& cta, const Window& window, Fn fn) {
+// fn(t, row) of each fn, for a window's tokens, shared among the threads.
+template <class Cta, class... Fns>
+SPECMETA_HD void for_tokens(Cta& cta, const Window& window, Fns... fns) {
   const typename Cta::Row* tile = cta.tile();
-  if constexpr (Cta::kIsSerial) {
+  if constexpr (Cta::kIsSerial) {  // a loop for each: a CPU has few registers
     const typename Cta::Row row = tile[0];
-    for (int32_t t = window.token; t < window.token_end; ++t) fn(t, row);
+    const int32_t begin = window.token, end = window.token_end;
+    const auto loop = [&](auto fn) {
+      for (int32_t t = begin; t < end; ++t) fn(t, row);
+    };
+    (loop(fns), ...);
     return;
   }
   SPECMETA_NO_UNROLL
   for (uint32_t i = window.token + cta.rank(); i < static_cast<uint32_t>(window.token_end); i += cta.size()) {
     const auto t = static_cast<int32_t>(i);
-    fn(t, tile[find_owner(window.num_rows, t, [&](int32_t r) { return tile[r].token_begin; })]);
+    const auto& row = tile[find_owner(window.num_rows, t, [&](int32_t r) { return tile[r].token_begin; })];
+    (fns(t, row), ...);
   }
 }
 
