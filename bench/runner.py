@@ -83,7 +83,7 @@ class Runner:
         """Measure nothing: what is part of every figure."""
         if self._is_cuda:
             return timing.on_cuda(_nothing, _nothing, seconds=self._seconds, flush=None)
-        return timing.on_cpu(_nothing, _nothing, seconds=self._seconds)
+        return timing.on_cpu([(_nothing, _nothing)], seconds=self._seconds)[0]
 
     def check(self, operation: Operation) -> None:
         """Compare ours with the reference on a small size; raise AssertionError if it differs."""
@@ -119,31 +119,42 @@ class Runner:
         case = operation.make_case(work, self.device)
         want = case.fresh()
         operation.ours(want)()
+        on_cpu: list[tuple[str, str, Step, Step]] = []  # name, mode, step, reset: measured by turns
         for name, make in self.implementations(operation).items():
             label = f"{operation.name} {sweep} {work.name} {name}"
             arguments = case.fresh()
+            reset = functools.partial(case.reset, arguments)
             step = make(arguments)
             with phase(f"check {label}"):
                 step()
                 _assert_same(label, case, arguments, want)
-            with phase(f"time {label} eager"):
-                warm, cold = self._warm(step, case, [arguments]), self._cold(step, case, arguments)
-            yield Result(operation.name, sweep, work, name, "eager", warm, cold)
+            if self._is_cuda:
+                with phase(f"time {label} eager"):
+                    warm, cold = self._warm(step, case, [arguments]), self._cold(step, reset)
+                yield Result(operation.name, sweep, work, name, "eager", warm, cold)
+            else:
+                on_cpu.append((name, "eager", step, reset))
             if name == "host loop" or (name == "torch.compile" and not self._is_cuda):
                 continue  # the first can't be captured, the second is traced code already
             with phase(f"check {label} graph"):
                 replay = self._capture([step], case, arguments)
                 replay()
                 _assert_same(f"{label} graph", case, arguments, want)
+            if not self._is_cuda:
+                on_cpu.append((name, "graph", replay, reset))
+                continue
             with phase(f"time {label} graph"):
-                cold = self._cold(replay, case, arguments)
-                copies = [arguments]
-                if self._is_cuda:
-                    # Each has its own state, so that all do the same work.
-                    copies += [case.twin(arguments) for _ in range(_COPIES - 1)]
-                    replay = self._capture([make(copy) for copy in copies], case, arguments)
+                cold = self._cold(replay, reset)
+                # Each has its own state, so that all do the same work.
+                copies = [arguments, *(case.twin(arguments) for _ in range(_COPIES - 1))]
+                replay = self._capture([make(copy) for copy in copies], case, arguments)
                 warm = self._warm(replay, case, copies)
             yield Result(operation.name, sweep, work, name, "graph", warm, cold)
+        timings = timing.on_cpu(
+            [(step, reset) for *_, step, reset in on_cpu], seconds=self._seconds
+        )
+        for (name, mode, *_), warm in zip(on_cpu, timings, strict=True):
+            yield Result(operation.name, sweep, work, name, mode, warm)
 
     def _capture(self, steps: list[Step], case: Case, arguments: Arguments) -> Step:
         def run_all() -> None:
@@ -159,15 +170,9 @@ class Runner:
             for arguments in copies:
                 case.reset(arguments)
 
-        seconds = self._seconds
-        if not self._is_cuda:
-            return timing.on_cpu(step, reset, seconds=seconds)
-        return timing.on_cuda(step, reset, seconds=seconds, flush=None, calls=len(copies))
+        return timing.on_cuda(step, reset, seconds=self._seconds, flush=None, calls=len(copies))
 
-    def _cold(self, step: Step, case: Case, arguments: Arguments) -> Timing | None:
-        if not self._is_cuda:
-            return None
-        reset = functools.partial(case.reset, arguments)
+    def _cold(self, step: Step, reset: Step) -> Timing:
         return timing.on_cuda(step, reset, seconds=self._seconds, flush=self._flush)
 
 

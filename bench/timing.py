@@ -15,6 +15,7 @@ from bench.common import Step
 
 WARM_UPS = 3
 LEAST, MOST = 10, 2_000  # repetitions
+ROUNDS = 10
 _FLUSH_BYTES = 2**28  # more than any L2
 _HEAD_START_CYCLES = 200_000  # about 0.1 ms
 
@@ -40,23 +41,34 @@ def summarise(microseconds: Sequence[float]) -> Timing:
     return Timing(ordered[last // 2], ordered[round(last * 0.95)], len(ordered))
 
 
-def on_cpu(step: Step, reset: Step, *, seconds: float) -> Timing:
-    """Measure `step` on the CPU, with `reset` before each repetition outside the measurement.
+def on_cpu(calls: Sequence[tuple[Step, Step]], *, seconds: float) -> list[Timing]:
+    """Measure calls on the CPU, by turns, so that a core that slows down slows all of them.
 
     The thread's own time is measured, which is the wall's on a quiet core. Where other programs
     run, they would make long calls look longer, and short ones not.
+
+    Parameters
+    ----------
+    calls : sequence of (step, reset)
+        `reset` comes before each repetition, outside the measurement.
+    seconds : float
+        About how long to go on with each.
     """
-    for _ in range(WARM_UPS):
-        reset()
-        step()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < LEAST or (len(times) < MOST and time.perf_counter() < end):
-        reset()
-        start = time.thread_time_ns()
-        step()
-        times.append((time.thread_time_ns() - start) / 1e3)
-    return summarise(times)
+    for step, reset in calls:
+        for _ in range(WARM_UPS):
+            reset()
+            step()
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for (step, reset), taken in zip(calls, times, strict=True):
+            count, end = 0, time.perf_counter() + seconds / ROUNDS
+            while count < LEAST // ROUNDS or (count < MOST // ROUNDS and time.perf_counter() < end):
+                reset()
+                start = time.thread_time_ns()
+                step()
+                taken.append((time.thread_time_ns() - start) / 1e3)
+                count += 1
+    return [summarise(taken) for taken in times]
 
 
 def on_cuda(

@@ -122,7 +122,7 @@ def _time(
     if device.type == "cuda":
         timed = timing.on_cuda(step, reset, seconds=seconds, flush=flush, calls=calls)
         return timed.median_us
-    return timing.on_cpu(step, reset, seconds=seconds).median_us / calls
+    return timing.on_cpu([(step, reset)], seconds=seconds)[0].median_us / calls
 
 
 def main(argv: Sequence[str] | None = None) -> int:
