@@ -24,6 +24,7 @@ from torch import Tensor
 import specmeta
 from specmeta import _library, reference, testing
 from specmeta.cases import load_case
+from tools import kernel_work
 from tools.kernel_table import ARCHITECTURES, find_cuobjdump
 
 OPTIONAL = (
@@ -142,7 +143,7 @@ def _large_call(operation: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> d
             which = torch.randint(0, 4, tensor.shape, generator=generator)
             call[name] = torch.where(places, wild[which], tensor)
     if operation == "stage" and draw.random() < 0.3:
-        for name in ("position_ids", "input_ids"):
+        for name in {"position_ids", "input_ids"} & call.keys():
             call[name] = call[name][: len(call[name]) // 2].clone()
     return call
 
@@ -188,3 +189,29 @@ def test_large_calls(
         _check(device, operation, call, workspace)
         for part in workspace.view(steps, -1):
             assert _is_ready(part, rows)
+
+
+def _sectors(elements: int, size: int) -> int:
+    return -(-elements * size // 32)
+
+
+@pytest.mark.parametrize("load", [kernel_work.LOADS[0], kernel_work.LOADS[3]])
+def test_counts(load: kernel_work.Load, get_device: GetDevice) -> None:
+    """One block reads each sector that it needs, and writes each, once or a little more often."""
+    device = get_device("sm_90")
+    device.schedule = Schedule()
+    call = kernel_work.calls(load)["stage"]
+    pages, rows, tokens = call["num_pages"].tolist(), load.rows, 5 * load.rows
+    work = kernel_work.run(device, "stage", load).work
+    by_row = dict.fromkeys(("committed_lens", "query_lens", "num_pages"), _sectors(rows, 4))
+    assert work.read == by_row | {"page_table": sum(_sectors(n, 4) for n in pages)}
+    assert work.written == {
+        **dict.fromkeys(("seq_lens", "last_page_len"), _sectors(rows, 4)),
+        **dict.fromkeys(("cu_seqlens_q", "kv_indptr"), _sectors(rows + 1, 4)),
+        **dict.fromkeys(("position_ids", "slot_mapping"), _sectors(tokens, 8)),
+        "kv_indices": _sectors(sum(pages), 4),
+    }
+    for issued, distinct in ((work.read_issued, work.read), (work.written_issued, work.written)):
+        assert sum(distinct.values()) <= sum(issued.values()) <= 2 * sum(distinct.values())
+    assert work.dependent_loads >= 4  # a length, its pages' number, a page, ...
+    assert work.instructions["BAR.SYNC.DEFER_BLOCKING"] % 32 == 0

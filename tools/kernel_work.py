@@ -82,9 +82,11 @@ def calls(load: Load) -> dict[str, dict[str, Any]]:
         "num_pages": _i32(num_pages),
         "workspace": specmeta.workspace(rows),
     }
-    by_row = {name: testing.poisoned(rows) for name in ("last_page_len", "kv_indptr")}
-    by_row["kv_indptr"] = testing.poisoned(rows + 1)
-    layout = by_row | {"kv_indices": testing.poisoned(sum(num_pages))}
+    layout = {
+        "last_page_len": testing.poisoned(rows),
+        "kv_indptr": testing.poisoned(rows + 1),
+        "kv_indices": testing.poisoned(sum(num_pages)),
+    }
     slots = {"slot_mapping": testing.poisoned(tokens, dtype=torch.int64)}
     rejected = [draw.randint(0, TOKENS - 1) for _ in range(rows)]
     return {
@@ -121,22 +123,23 @@ def calls(load: Load) -> dict[str, dict[str, Any]]:
     }
 
 
+def run(gpu: device.Device, operation: str, load: Load) -> Result:
+    """Count an operation on a load; what it computes is compared with the CPU's result."""
+    got, want = calls(load)[operation], calls(load)[operation]
+    gpu.operation(operation)(**got)
+    getattr(specmeta, operation)(**want)
+    for key, tensor in got.items():
+        if isinstance(tensor, Tensor) and key != "workspace":
+            testing.assert_equal(key, tensor, want[key])
+    return Result(operation, load.name, gpu.works[-1])
+
+
 def measure(architecture: str) -> list[Result]:
-    """Count each operation on each load; what it computes is compared with the CPU's result."""
-    results = []
+    """Count each operation on each load."""
     with tempfile.TemporaryDirectory() as folder:
         library = device.build(Path(folder))
         gpu = device.Device(library, architecture, Path(folder, architecture))
-        for name in OPERATIONS:
-            for load in LOADS:
-                got, want = calls(load)[name], calls(load)[name]
-                gpu.operation(name)(**got)
-                getattr(specmeta, name)(**want)
-                for key, tensor in got.items():
-                    if isinstance(tensor, Tensor) and key != "workspace":
-                        testing.assert_equal(key, tensor, want[key])
-                results.append(Result(name, load.name, gpu.works[-1]))
-    return results
+        return [run(gpu, operation, load) for operation in OPERATIONS for load in LOADS]
 
 
 def table(results: Sequence[Result]) -> str:
