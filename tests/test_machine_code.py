@@ -41,6 +41,8 @@ def get_device(tmp_path_factory: pytest.TempPathFactory) -> GetDevice:
         pytest.skip("the library was built without CUDA kernels")
     if emulated.find_nvcc() is None or find_cuobjdump() is None:
         pytest.skip("no nvcc, or no cuobjdump")
+    if not emulated.BUILD.exists():
+        pytest.skip("no build directory: make build")
     folder = tmp_path_factory.mktemp("emulator")
     library = emulated.build(folder)
     devices: dict[str, emulated.Device] = {}

@@ -239,6 +239,7 @@ class Block:
         self.special = {
             "SR_TID.X": np.arange(warps * WARP, dtype=U32).reshape(shape),
             "SR_LANEID": np.tile(np.arange(WARP, dtype=U32), (warps, 1)),
+            "SR_LTMASK": np.tile((U32(1) << np.arange(WARP, dtype=U32)) - U32(1), (warps, 1)),
             "SR_CTAID.X": np.full((warps, 1), index % columns, U32),
             "SR_CTAID.Y": np.full((warps, 1), index // columns, U32),
             "SR_CgaCtaId": np.zeros((warps, 1), U32),

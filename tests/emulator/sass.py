@@ -345,6 +345,9 @@ def _r2ur(i: Instruction) -> Run:
     return run
 
 
+SPECIAL = ("SR_TID.X", "SR_LANEID", "SR_LTMASK", "SR_CTAID.X", "SR_CTAID.Y", "SR_CgaCtaId")
+
+
 @opcode("S2R", "S2UR", "CS2R")
 def _s2r(i: Instruction) -> Run:
     d, name = i.args[0], i.texts[1]
@@ -354,7 +357,7 @@ def _s2r(i: Instruction) -> Run:
             return lambda b, m: d.put(b, m, constant(0))
         i.wide(d)
         return lambda b, m: d.put64(b, m, constant(0, U64))
-    i.expect(name in ("SR_TID.X", "SR_LANEID", "SR_CTAID.X", "SR_CTAID.Y", "SR_CgaCtaId"), name)
+    i.expect(name in SPECIAL, name)
     return lambda b, m: d.put(b, m, b.special[name])
 
 
