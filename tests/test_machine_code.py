@@ -215,5 +215,4 @@ def test_counts(load: kernel_work.Load, get_device: GetDevice) -> None:
     }
     for issued, distinct in ((work.read_issued, work.read), (work.written_issued, work.written)):
         assert sum(distinct.values()) <= sum(issued.values()) <= 2 * sum(distinct.values())
-    assert work.dependent_loads >= 4  # a length, its pages' number, a page, ...
-    assert work.instructions["BAR.SYNC.DEFER_BLOCKING"] % 32 == 0
+    assert work.dependent_loads >= 2  # a length, then a page

@@ -4,6 +4,16 @@ The warps of a block that stand at the same instruction execute it together, as 
 numpy; that is a matter of speed. Each lane has its own place in the code, the lowest one goes
 first, and BSYNC, WARPSYNC and barriers make lanes wait. What is wrong raises `MachineError`: an
 access outside the tensors or not aligned, a read of what nobody wrote, a data race, a deadlock.
+
+Not modelled: time, caches, and reorderings of memory (an access that could see one is a data
+race, and found as that). Nor are races between the lanes of one warp, but for two that write one
+place in the same instruction.
+
+The longest chain of dependent loads counts so: a warp issues in order, and whatever uses a
+register that a load of global memory or an atomic operation has yet to fill, waits for it; so
+loads that are issued back to back count as one. A barrier waits for its last warp. A load of what
+another warp wrote in this launch comes behind that, and one that repeats itself, as polls do,
+counts once. What fences and stores take isn't counted.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def _predicates(args: list[Operand], first: int) -> list[Operand]:
 # --- Moves ----------------------------------------------------------------------------------------
 
 
-@opcode("MOV", "UMOV")
+@opcode("MOV")
 def _mov(i: Instruction) -> Run:
     d, a = i.args[:2]
     if i.take("64"):
@@ -287,7 +287,7 @@ def _half(text: str) -> float:
     return float(text.replace("INF", "inf").replace(" ", ""))
 
 
-@opcode("SEL", "USEL")
+@opcode("SEL")
 def _sel(i: Instruction) -> Run:
     d, a, c, p = i.args
     if i.take("64"):
@@ -296,7 +296,7 @@ def _sel(i: Instruction) -> Run:
     return lambda b, m: d.put(b, m, np.where(p.truth(b), a.get(b), c.get(b)))
 
 
-@opcode("PRMT", "UPRMT")
+@opcode("PRMT")
 def _prmt(i: Instruction) -> Run:
     d, a, selector, c = i.args
 
@@ -361,7 +361,7 @@ def _s2r(i: Instruction) -> Run:
     return lambda b, m: d.put(b, m, b.special[name])
 
 
-@opcode("LDC", "ULDC", "LDCU")
+@opcode("LDC", "LDCU")
 def _ldc(i: Instruction) -> Run:
     d, a = i.args
     i.expect(a.kind == "c")
@@ -430,7 +430,7 @@ def _viadd(i: Instruction) -> Run:
     return lambda b, m: d.put(b, m, a.get(b) + c.get(b))
 
 
-@opcode("IMAD", "UIMAD")
+@opcode("IMAD")
 def _imad(i: Instruction) -> Run:
     d, a, c, e = i.args[:4]
     kind, unsigned = i.take("WIDE", "MOV", "IADD", "SHL", "HI"), i.take("U32")
@@ -455,7 +455,7 @@ def _imad(i: Instruction) -> Run:
     return lambda b, m: d.put(b, m, a.get(b) * c.get(b) + e.get(b))
 
 
-@opcode("LEA", "ULEA")
+@opcode("LEA")
 def _lea(i: Instruction) -> Run:
     """A shifted value, or with .HI the high word of a shifted pair, and another one."""
     d, carries = i.args[0], _predicates(i.args, 1)
@@ -490,7 +490,7 @@ def _lea(i: Instruction) -> Run:
     return run
 
 
-@opcode("SHF", "USHF")
+@opcode("SHF")
 def _shf(i: Instruction) -> Run:
     """A shift of a pair, c above a; amounts past its width give what is left: nothing, or signs."""
     d, a, shift, c = i.args
@@ -529,7 +529,7 @@ _SHIFTS = {
 }  # fmt: skip
 
 
-@opcode("LOP3", "ULOP3")
+@opcode("LOP3")
 def _lop3(i: Instruction) -> Run:
     i.expect(bool(i.take("LUT")))
     outs, rest = _predicates(i.args, 0), i.args[len(_predicates(i.args, 0)) :]
@@ -545,7 +545,7 @@ def _lop3(i: Instruction) -> Run:
     return run
 
 
-@opcode("PLOP3", "UPLOP3")
+@opcode("PLOP3")
 def _plop3(i: Instruction) -> Run:
     i.expect(bool(i.take("LUT")))
     d, d2, a, c, e, table, table2 = i.args
@@ -612,7 +612,7 @@ def _add_minmax(i: Instruction) -> Run:
     return run
 
 
-@opcode("FLO", "UFLO")
+@opcode("FLO")
 def _flo(i: Instruction) -> Run:
     """The place of the highest bit that is set."""
     i.expect(bool(i.take("U32")))
@@ -628,7 +628,7 @@ def _flo(i: Instruction) -> Run:
     return run
 
 
-@opcode("POPC", "UPOPC")
+@opcode("POPC")
 def _popc(i: Instruction) -> Run:
     d, a = i.args
     return lambda b, m: d.put(b, m, sum((a.get(b) >> U32(k)) & U32(1) for k in range(32)))
@@ -643,7 +643,7 @@ _COMPARE = {
 _COMBINE = {"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}
 
 
-@opcode("ISETP", "UISETP")
+@opcode("ISETP")
 def _isetp(i: Instruction) -> Run:
     """A comparison and a predicate; .EX: of high words, and where equal the last predicate."""
     compare, combine = _COMPARE[i.take(*_COMPARE)], _COMBINE[i.take(*_COMBINE)]
