@@ -573,41 +573,42 @@ def _logic(table: int) -> Callable[[Array, Array, Array], Array]:
     return function
 
 
+_TYPES = {"": I32, "S32": I32, "U32": U32, "S64": I64, "U64": U64}
+
+
+def _typed(kind: str, b: Any, *operands: Operand) -> list[Array]:
+    """Values as what a comparison takes them for."""
+    is_wide = kind.endswith("64")
+    return [(o.get64(b) if is_wide else o.get(b)).astype(_TYPES[kind]) for o in operands]
+
+
+def _lower(p: Operand, b: Any, x: Array, y: Array) -> Array:
+    return np.where(p.truth(b), np.minimum(x, y), np.maximum(x, y))
+
+
 @opcode("VIMNMX", "IMNMX")
 def _minmax(i: Instruction) -> Run:
     """The lower where the last predicate holds, else the higher."""
     kind = i.take("U32", "S32", "S64", "U64")
-    if kind in ("S64", "U64"):
+    if kind.endswith("64"):
         low, high, d, a, c, p, other = i.args
         i.expect(low.is_null and high.is_null and other.text in ("!PT", "!UPT"))
         i.wide(d, a, c)
-        signed = I64 if kind == "S64" else U64
-
-        def run(b: Any, m: Array) -> None:
-            x, y = a.get64(b).astype(signed), c.get64(b).astype(signed)
-            d.put64(b, m, np.where(p.truth(b), np.minimum(x, y), np.maximum(x, y)).astype(U64))
-
-        return run
+        return lambda b, m: d.put64(b, m, _lower(p, b, *_typed(kind, b, a, c)).astype(U64))
     d, outs = i.args[0], _predicates(i.args, 1)
     a, c, p = i.args[1 + len(outs) :]
     i.expect(all(out.is_null for out in outs))
-    as_type = U32 if kind == "U32" else I32
-
-    def run32(b: Any, m: Array) -> None:
-        x, y = a.get(b).astype(as_type), c.get(b).astype(as_type)
-        d.put(b, m, np.where(p.truth(b), np.minimum(x, y), np.maximum(x, y)))
-
-    return run32
+    return lambda b, m: d.put(b, m, _lower(p, b, *_typed(kind, b, a, c)))
 
 
 @opcode("VIADDMNMX")
 def _add_minmax(i: Instruction) -> Run:
     d, a, c, e, p = i.args
-    as_type = U32 if i.take("U32") else I32
+    kind = i.take("U32")
 
     def run(b: Any, m: Array) -> None:
-        x, y = (a.get(b) + c.get(b)).astype(as_type), e.get(b).astype(as_type)
-        d.put(b, m, np.where(p.truth(b), np.minimum(x, y), np.maximum(x, y)))
+        x, y, z = _typed(kind, b, a, c, e)
+        d.put(b, m, _lower(p, b, x + y, z))
 
     return run
 
@@ -649,16 +650,12 @@ def _isetp(i: Instruction) -> Run:
     compare, combine = _COMPARE[i.take(*_COMPARE)], _COMBINE[i.take(*_COMBINE)]
     kind, extended = i.take("U32", "S64", "U64"), bool(i.take("EX"))
     d, d2, a, c, p = i.args[:5]
-    i.expect(len(i.args) == 5 + extended and not (extended and kind in ("S64", "U64")))
-    if kind in ("S64", "U64"):
+    i.expect(len(i.args) == 5 + extended and not (extended and kind.endswith("64")))
+    if kind.endswith("64"):
         i.wide(a, c)
-    as_type = {"": I32, "U32": U32, "S64": I64, "U64": U64}[kind]
 
     def run(b: Any, m: Array) -> None:
-        if kind in ("S64", "U64"):
-            x, y = a.get64(b).astype(as_type), c.get64(b).astype(as_type)
-        else:
-            x, y = a.get(b).astype(as_type), c.get(b).astype(as_type)
+        x, y = _typed(kind, b, a, c)
         result = compare(x, y)
         if extended:
             result = np.where(x == y, i.args[5].truth(b), result)
