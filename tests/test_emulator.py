@@ -96,6 +96,7 @@ def run(
     blocks: int = 1,
     zero: bool = False,
     schedule: Schedule | None = None,
+    may_overlap: bool = False,
 ) -> tuple[list[int], Work]:
     """Launch a kernel; return the `out` numbers that it leaves. They are `zero` before, or not."""
     memory, starts = arena({"x": 8 * len(x), "y": 8 * len(y), "out": 8 * out})
@@ -104,7 +105,7 @@ def run(
         memory.data[starts[name] :][: len(data)] = data
         memory.add(name, starts[name], len(data), True, name != "out" or zero)
     params = struct.pack("<3Qq", *(memory.base + starts[name] for name in ("x", "y", "out")), n)
-    launch = Launch(kernel, (blocks, 1, 1), THREADS, params, memory, schedule)
+    launch = Launch(kernel, (blocks, 1, 1), THREADS, params, memory, schedule, may_overlap)
     work = launch.run()
     return memory.data[starts["out"] :][: 8 * out].view(np.int64).tolist(), work
 
@@ -322,6 +323,13 @@ def test_errors(name: str, kernels: Kernels) -> None:
     message, arguments = WRONG[name]
     with pytest.raises(MachineError, match=f"(?s){name}_kernel: .*{message}"):
         run(kernels[name], schedule=Schedule(limit=20_000), **arguments)
+
+
+def test_launches_that_overlap(kernels: Kernels) -> None:
+    with pytest.raises(MachineError, match="before the launch before has ended: an access"):
+        run(kernels["add"], may_overlap=True)
+    if any(instruction.name == "ACQBULK" for instruction in kernels["waits"].code):
+        run(kernels["waits"], may_overlap=True)
 
 
 def test_two_barriers_are_enough(kernels: Kernels) -> None:

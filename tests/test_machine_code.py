@@ -66,6 +66,7 @@ def test_every_argument(operation: str, architecture: str, get_device: GetDevice
     call = full_calls.calls()[operation]
     device.schedule = Schedule()
     testing.run_both(device.operation(operation), getattr(reference, operation), call)
+    assert device.may_overlap == (architecture != "sm_80")
 
 
 @each_architecture

@@ -15,14 +15,16 @@ import torch
 from c_api import in_c
 from torch import Tensor
 
-from emulator.cubin import Kernel, load
+from emulator.cubin import LAYOUTS, Kernel, load
 from emulator.machine import Launch, Memory, Schedule, Work, arena
 from specmeta.testing import POISON
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "cmake"
 _ON_LAUNCH = ctypes.CFUNCTYPE(
-    None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_uint, ctypes.c_void_p
+    None,
+    *(ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_uint, ctypes.c_bool),
+    ctypes.c_void_p,
 )
 
 
@@ -68,22 +70,27 @@ class Device:
         self.schedule = Schedule()
         self.blocks: int | None = None  # with a workspace: so many, whatever the host asks for
         self.works: list[Work] = []  # of all launches
+        self.may_overlap = False  # the last launch, the one before it
         self._library = ctypes.CDLL(str(library))
         self._architecture = int(architecture.removeprefix("sm_"))
-        self._launches: list[tuple[Kernel, tuple[int, int, int], int, bytes]] = []
+        self._number = list(LAYOUTS).index(architecture)  # the host remembers what a device can do
+        self._launches: list[tuple[Kernel, tuple[int, int, int], int, bytes, bool]] = []
         self._callback = _ON_LAUNCH(self._on_launch)
 
-    def _on_launch(self, name: bytes, grid: Any, threads: int, params: int) -> None:
+    def _on_launch(
+        self, name: bytes, grid: Any, threads: int, may_overlap: bool, params: int
+    ) -> None:
         kernel = self.kernels[name.decode()]
+        self.may_overlap = may_overlap
         held = ctypes.string_at(params, kernel.params_size)
-        self._launches.append((kernel, (grid[0], grid[1], grid[2]), threads, held))
+        self._launches.append((kernel, (grid[0], grid[1], grid[2]), threads, held, may_overlap))
 
     def operation(self, name: str, shift: bool = False) -> Callable[..., None]:
         """An operation on CPU tensors, each copied to the GPU's memory and back.
 
         With `shift`, tensors begin on no other boundary than that of their elements.
         """
-        function = in_c(name, device=0, library=self._library)
+        function = in_c(name, device=self._number, library=self._library)
 
         def run(**arguments: Any) -> None:
             tensors = {k: v for k, v in arguments.items() if isinstance(v, Tensor)}
@@ -91,10 +98,10 @@ class Device:
             self._library.emulate(self._architecture, self._callback)
             self._launches.clear()
             function(**arguments | placed)
-            for kernel, grid, threads, params in self._launches:
+            for kernel, grid, threads, params, may_overlap in self._launches:
                 if self.blocks is not None and arguments.get("workspace") is not None:
                     grid = (self.blocks, *grid[1:])
-                launch = Launch(kernel, grid, threads, params, memory, self.schedule)
+                launch = Launch(kernel, grid, threads, params, memory, self.schedule, may_overlap)
                 self.works.append(launch.run())
             for key, tensor in placed.items():
                 _stretch(tensors[key]).copy_(_stretch(tensor))

@@ -146,7 +146,11 @@ class Memory:
 
 
 class Launch:
-    """One launch of a kernel on a grid: its blocks, in whatever order the schedule says."""
+    """One launch of a kernel on a grid: its blocks, in whatever order the schedule says.
+
+    Where it `may_overlap` the launch before it, a warp has to wait for that one (ACQBULK, which is
+    griddepcontrol.wait) before it touches global memory.
+    """
 
     def __init__(
         self,
@@ -156,11 +160,13 @@ class Launch:
         params: bytes,
         memory: Memory,
         schedule: Schedule | None = None,
+        may_overlap: bool = False,
     ) -> None:
         if threads % WARP or grid[2] != 1 or len(params) != kernel.params_size:
             raise ValueError(f"{kernel.name}: grid {grid}, {threads} threads, {len(params)} bytes")
         self.kernel, self.grid, self.threads, self.memory = kernel, grid, threads, memory
         self.schedule = schedule or Schedule()
+        self.may_overlap = may_overlap
         self.num_blocks = grid[0] * grid[1]
         self.random = np.random.default_rng(self.schedule.seed)
         self.banks = kernel.constant_banks(grid, threads, params)
@@ -242,6 +248,7 @@ class Block:
         self.barrier, self.barrier_result = "", 0
         self.here: Instruction = self.code[0]
         self.slept = False
+        self.waited = np.full(warps, not launch.may_overlap)  # for the launch before
         self.speed = 0.1 ** launch.random.integers(0, 4)  # beside other blocks
 
         self.warp_of = np.repeat(np.arange(warps), WARP).reshape(shape)
@@ -547,6 +554,7 @@ class Block:
             if race is not None:
                 check(np.arange(len(at)) == race, "a data race")
         if space == "global":
+            check(~self.waited[warps], "before the launch before has ended: an access")
             self._count(memory, offset // SECTOR, warps, write)
         return memory, offset if size == 1 else offset >> 2, warps
 

@@ -6,11 +6,13 @@
 
 namespace {
 
-// `grid` has three numbers.
-using OnLaunch = void (*)(const char* kernel, const unsigned* grid, unsigned threads, const void* params);
+// `grid` has three numbers; may_overlap: the launch may begin before the one before it has ended.
+using OnLaunch = void (*)(const char* kernel, const unsigned* grid, unsigned threads, bool may_overlap,
+                          const void* params);
 
 OnLaunch on_launch = nullptr;
 int ptx_version = 0;
+int current_device = 0;
 std::map<const void*, std::string>& kernels() {
   static std::map<const void*, std::string> names;  // of host functions; they are registered before main()
   return names;
@@ -50,11 +52,12 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStr
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+  current_device = device;
+  return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void*) {
   *attributes = {};
@@ -72,7 +75,13 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
   const auto found = kernels().find(function);
   if (!on_launch || found == kernels().end()) return cudaErrorInvalidDeviceFunction;
   const unsigned grid[] = {config->gridDim.x, config->gridDim.y, config->gridDim.z};
-  on_launch(found->second.c_str(), grid, config->blockDim.x * config->blockDim.y * config->blockDim.z, args[0]);
+  bool may_overlap = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    if (config->attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization) return cudaErrorNotSupported;
+    may_overlap = config->attrs[i].val.programmaticStreamSerializationAllowed != 0;
+  }
+  on_launch(found->second.c_str(), grid, config->blockDim.x * config->blockDim.y * config->blockDim.z, may_overlap,
+            args[0]);
   return cudaSuccess;
 }
 

@@ -848,7 +848,17 @@ def _qspc(i: Instruction) -> Run:
 # --- Order and flow: the block does it ------------------------------------------------------------
 
 
-@opcode("NOP", "PREEXIT", "ACQBULK", "ERRBAR", "CGAERRBAR", "ENDCOLLECTIVE", "YIELD")
+@opcode("ACQBULK")
+def _acqbulk(i: Instruction) -> Run:
+    i.expect(not i.args)
+
+    def run(b: Any, m: Array) -> None:
+        b.waited |= m.any(axis=1)
+
+    return run
+
+
+@opcode("NOP", "PREEXIT", "ERRBAR", "CGAERRBAR", "ENDCOLLECTIVE", "YIELD")
 def _nothing(i: Instruction) -> Run:
     i.expect(not i.args)
     return lambda b, m: None

@@ -183,6 +183,12 @@ KERNEL(at_once) {
   p.out[i] = x + y + a + b + c;
 }
 
+KERNEL(waits) {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+  EACH p.out[i] = x + y;
+}
 KERNEL(outside) {
   EACH p.out[i + (x == 1000 ? 1 : 0) * p.n] = y;
 }
