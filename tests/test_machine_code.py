@@ -81,14 +81,14 @@ def test_cases(path: Path, architecture: str, get_device: GetDevice) -> None:
 @each_architecture
 @each_operation
 def test_random_calls(operation: str, architecture: str, get_device: GetDevice) -> None:
-    """Small ones, by one block and by three."""
+    """Small ones, by one block and by four."""
     device = get_device(architecture)
 
     @settings(max_examples=40 if architecture == "sm_90" else 10)
     @given(
         call=getattr(strategies, f"{operation}_calls")(),
         seed=st.integers(0, 2**16),
-        blocks=st.sampled_from((1, 3)),
+        blocks=st.sampled_from((1, 4)),
     )
     def run(call: dict[str, Any], seed: int, blocks: int) -> None:
         device.schedule, device.blocks = Schedule(seed), blocks
