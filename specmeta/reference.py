@@ -537,7 +537,8 @@ def advance(
                 for j, t in enumerate(span):
                     # Without positions, the cache index.
                     first = lengths[b] - len(span)
-                    position = first + j if old is None else old[t] + steps[b]
+                    step = _clamp(steps[b], -INT32_MAX - 1, INT32_MAX)
+                    position = first + j if old is None else old[t] + step
                     new[t] = _clamp(position, 0, last_position)
                 own = show(new[span.start : span.stop])
                 rows.note(b, "advance", f"position_ids[{span.start}:{span.stop}] = {own}")

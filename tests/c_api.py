@@ -23,7 +23,7 @@ LIBRARY.specmeta_workspace_size.restype = ctypes.c_int64
 LIBRARY.specmeta_workspace_size.argtypes = [ctypes.c_int64] * 2
 
 OK, INVALID_ARGUMENT, CUDA_ERROR = 0, 1, 2
-CPU, ABI_VERSION, NONE = -1, 1, -(2**63)
+CPU, ABI_VERSION, NONE = -1, 2, -(2**63)
 DTYPES = {torch.int32: 1, torch.int64: 2, torch.bool: 3}
 NO_TENSOR = bytes(48)
 

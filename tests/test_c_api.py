@@ -15,6 +15,7 @@ import pytest
 import strategies
 import torch
 from c_api import (
+    ABI_VERSION,
     CPU,
     CUDA_ERROR,
     INVALID_ARGUMENT,
@@ -178,12 +179,13 @@ def test_wrong_arguments(given: dict[str, Any], message: str) -> None:
 def test_other_versions() -> None:
     lens = torch.tensor([33], dtype=torch.int32)
     args = struct_bytes("advance", {"seq_lens": lens, "page_size": 32})
-    for size, version in ((len(args) + 8, 1), (len(args), 2), (0, 0)):
+    for size, version in ((len(args) + 8, ABI_VERSION), (len(args), ABI_VERSION - 1), (0, 0)):
         code, error = call("advance", struct.pack("=II", size, version) + args[8:])
         assert code == INVALID_ARGUMENT
-        expected = f"a struct of {len(args)} bytes and ABI version 1 from specmeta_advance_init()"
-        want = f"expected {expected}, got {size} bytes and version {version}"
-        assert error == f"specmeta.advance: args: {want}"
+        assert error == (
+            f"specmeta.advance: args: expected a struct of {len(args)} bytes and ABI version "
+            f"{ABI_VERSION} from specmeta_advance_init(), got {size} bytes and version {version}"
+        )
     assert call("advance", None) == (
         INVALID_ARGUMENT,
         "specmeta.advance: args: expected a struct, got a null pointer",

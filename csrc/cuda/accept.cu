@@ -20,7 +20,7 @@ __global__ void __maxnreg__(kMaxRegisters) accept_kernel(const __grid_constant__
 }  // namespace
 
 cudaError_t launch(const AcceptParams& params, cudaStream_t stream) {
-  return launch_grid(accept_kernel, params, stream);
+  return launch_grid<AcceptRow>(accept_kernel, params, stream);
 }
 
 }  // namespace specmeta::cuda

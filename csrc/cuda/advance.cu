@@ -20,7 +20,7 @@ __global__ void __maxnreg__(kMaxRegisters) advance_kernel(const __grid_constant_
 }  // namespace
 
 cudaError_t launch(const AdvanceParams& params, cudaStream_t stream) {
-  return launch_grid(advance_kernel, params, stream);
+  return launch_grid<LayoutRow>(advance_kernel, params, stream);
 }
 
 }  // namespace specmeta::cuda

@@ -18,7 +18,7 @@ __global__ void __maxnreg__(kMaxRegisters) count_sampled_kernel(const __grid_con
 }  // namespace
 
 cudaError_t launch(const CountSampledParams& params, cudaStream_t stream) {
-  return launch_grid(count_sampled_kernel, params, stream);
+  return launch_grid<BareRow>(count_sampled_kernel, params, stream);
 }
 
 }  // namespace specmeta::cuda

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cub/warp/warp_scan.cuh>
-#include <cuda/atomic>
 
 #include "launch.h"
 #include "specmeta/grid.h"
@@ -11,7 +10,7 @@
 
 namespace specmeta::cuda {
 
-// A block has room for 64 registers a thread; fewer, since a kernel this short is better small.
+// At most. A block has room for 64 registers a thread then; fewer, since a kernel this short is better small.
 inline constexpr int kThreads = kTileRows;
 inline constexpr int kMaxRegisters = 48;
 
@@ -41,20 +40,21 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
   }
 
   __device__ int32_t rank() const { return threadIdx.x; }
-  __device__ int32_t size() const { return kThreads; }
+  __device__ int32_t size() const { return blockDim.x; }
+  __device__ int32_t tile_rows() const { return kTileRows; }  // a smaller block has all rows
   __device__ void sync() const { __syncthreads(); }
   __device__ bool any(bool x) const { return __syncthreads_or(x); }
   __device__ int32_t count(bool x) const { return __syncthreads_count(x); }
   __device__ int64_t exclusive_sum(int64_t x, int64_t& total) const {
     static_assert(kWarps == 32);
-    const int warp = threadIdx.x / 32;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int64_t in_warp, of_warps;
     Scan(shared_.scan[warp]).InclusiveSum(x, in_warp);
-    if (threadIdx.x % 32 == 31) shared_.totals[warp] = in_warp;
+    if (lane == 31) shared_.totals[warp] = in_warp;
     __syncthreads();
-    Scan(shared_.scan[warp]).InclusiveSum(shared_.totals[threadIdx.x % 32], of_warps);
+    Scan(shared_.scan[warp]).InclusiveSum(lane * 32 < blockDim.x ? shared_.totals[lane] : 0, of_warps);
     total = __shfl_sync(0xffffffff, of_warps, 31);
-    const int64_t before = __shfl_sync(0xffffffff, of_warps, max(warp - 1, 0));
+    const int64_t before = __shfl_sync(0xffffffff, of_warps, warp > 0 ? warp - 1 : 0);
     __syncthreads();  // the totals are used again
     return in_warp - x + (warp > 0 ? before : 0);
   }
@@ -80,24 +80,37 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
   __device__ WalkState& walk() const { return *reinterpret_cast<WalkState*>(shared_.walk); }
   __device__ int32_t step() const { return kHasSteps ? blockIdx.y : 0; }
   __device__ int32_t num_blocks() const { return gridDim.x; }
+  __device__ int32_t index() const { return blockIdx.x; }
   __device__ int64_t least_share() const { return kLeastShare; }
   __device__ Row* records() { return this->template records_as<Row>(); }
   __device__ void atomic_or(int32_t* at, int32_t bits) const { atomicOr(at, bits); }
 
   __device__ int64_t* state() const { return shared_.state; }
-  __device__ uint64_t peek(const uint64_t* at) const { return word(at).load(::cuda::memory_order_relaxed); }
-  __device__ void post(uint64_t* at, uint64_t x) const { word(at).store(x, ::cuda::memory_order_relaxed); }
-  __device__ uint64_t acquire(const uint64_t* at) const { return word(at).load(::cuda::memory_order_acquire); }
+  // NOTE: PTX, since libcu++ takes an address of any kind: code for shared memory, and a wait for which kind it is.
+  __device__ uint64_t peek(const uint64_t* at) const {
+    uint64_t x;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(__cvta_generic_to_global(at)) : "memory");
+    return x;
+  }
+  __device__ void post(uint64_t* at, uint64_t x) const {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "l"(x) : "memory");
+  }
+  __device__ uint64_t acquire(const uint64_t* at) const {
+    uint64_t x;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(__cvta_generic_to_global(at)) : "memory");
+    return x;
+  }
   __device__ uint64_t add(uint64_t* at, uint64_t x) const {
-    return word(at).fetch_add(x, ::cuda::memory_order_acq_rel);
+    uint64_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(__cvta_generic_to_global(at)), "l"(x)
+                 : "memory");
+    return before;
   }
   __device__ void pause() const { __nanosleep(20); }
 
  private:
-  __device__ static ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device> word(const uint64_t* at) {
-    return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>(*const_cast<uint64_t*>(at));
-  }
-
   Shared& shared_;
 };
 
@@ -131,13 +144,13 @@ __device__ __forceinline__ void run(const Params& params, Operation operation) {
 }
 
 // Launches `kernel`. The grid depends on sizes alone, so that a captured launch is right for all values.
-template <class Params>
+template <class Row, class Params>
 cudaError_t launch_grid(void (*kernel)(Params), const Params& params, cudaStream_t stream, int32_t steps = 1) {
   cudaLaunchConfig_t config = {};
   const bool can_share = params.rows.workspace != nullptr;
-  const int32_t blocks = can_share ? count_blocks(params.rows.batch, work(params), kThreads) : 1;
+  const int32_t blocks = can_share ? count_blocks(params.rows.batch, work(params), Row::kIsRepeatable) : 1;
   config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(steps));
-  config.blockDim = kThreads;
+  config.blockDim = static_cast<unsigned>(count_threads(params.rows.batch));
   config.stream = stream;
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

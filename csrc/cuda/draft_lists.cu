@@ -19,7 +19,7 @@ __global__ void __maxnreg__(kMaxRegisters) draft_lists_kernel(const __grid_const
 }  // namespace
 
 cudaError_t launch(const DraftListsParams& params, cudaStream_t stream) {
-  return launch_grid(draft_lists_kernel, params, stream, params.num_steps);
+  return launch_grid<LayoutRow>(draft_lists_kernel, params, stream, params.num_steps);
 }
 
 }  // namespace specmeta::cuda

@@ -19,7 +19,7 @@ __global__ void __maxnreg__(kMaxRegisters) draft_step_kernel(const __grid_consta
 }  // namespace
 
 cudaError_t launch(const DraftStepParams& params, cudaStream_t stream) {
-  return launch_grid(draft_step_kernel, params, stream);
+  return launch_grid<LayoutRow>(draft_step_kernel, params, stream);
 }
 
 }  // namespace specmeta::cuda

@@ -18,7 +18,7 @@ __global__ void __maxnreg__(kMaxRegisters) keep_last_kernel(const __grid_constan
 }  // namespace
 
 cudaError_t launch(const KeepLastParams& params, cudaStream_t stream) {
-  return launch_grid(keep_last_kernel, params, stream);
+  return launch_grid<BareRow>(keep_last_kernel, params, stream);
 }
 
 }  // namespace specmeta::cuda

@@ -17,7 +17,7 @@ __global__ void __maxnreg__(kMaxRegisters) locate_sampled_kernel(const __grid_co
 }  // namespace
 
 cudaError_t launch(const LocateSampledParams& params, cudaStream_t stream) {
-  return launch_grid(locate_sampled_kernel, params, stream);
+  return launch_grid<BareRow>(locate_sampled_kernel, params, stream);
 }
 
 }  // namespace specmeta::cuda

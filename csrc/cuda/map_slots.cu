@@ -18,7 +18,7 @@ __global__ void __maxnreg__(kMaxRegisters) map_slots_kernel(const __grid_constan
 }  // namespace
 
 cudaError_t launch(const MapSlotsParams& params, cudaStream_t stream) {
-  return launch_grid(map_slots_kernel, params, stream);
+  return launch_grid<SlotsRow>(map_slots_kernel, params, stream);
 }
 
 }  // namespace specmeta::cuda

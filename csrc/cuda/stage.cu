@@ -19,7 +19,7 @@ __global__ void __maxnreg__(kMaxRegisters) stage_kernel(const __grid_constant__ 
 }  // namespace
 
 cudaError_t launch(const StageParams& params, cudaStream_t stream) {
-  return launch_grid(stage_kernel, params, stream);
+  return launch_grid<LayoutRow>(stage_kernel, params, stream);
 }
 
 }  // namespace specmeta::cuda

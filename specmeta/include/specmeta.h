@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised when a struct or a meaning changes: a library refuses the structs of another version. */
-#define SPECMETA_ABI_VERSION 1
+#define SPECMETA_ABI_VERSION 2
 
 /* What a call returns; what was wrong is in `error`. Nothing has been written or launched then. */
 enum {

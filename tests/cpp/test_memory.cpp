@@ -62,10 +62,11 @@ struct Count {
   int64_t issued_read = 0, issued_written = 0;
 };
 
-// Runs an operation by blocks of kTileRows threads, one block after the other: a block waits for earlier ones only.
+// Runs an operation by blocks, one after the other: a block waits for earlier ones only.
 template <class Row, class Params, class Operation>
 Count count(ThreadPool& pool, const Params& params, int32_t blocks, Operation operation) {
   SyncSites sites;
+  const int32_t threads = count_threads(params.rows.batch);
   std::vector<uint64_t> words(static_cast<size_t>(workspace_words(params.rows.batch)) + 4);
   Params with_workspace = params;
   // On a sector's edge, as a tensor of torch is.
@@ -76,18 +77,19 @@ Count count(ThreadPool& pool, const Params& params, int32_t blocks, Operation op
   std::set<int64_t> read, written;
   Count result;
   for (int32_t block = 0; block < blocks; ++block) {
-    typename ThreadCta<Row>::Shared shared(kTileRows, sites, 0);
-    std::vector<std::vector<Access>> by_thread(kTileRows);
+    typename ThreadCta<Row>::Shared shared(threads, sites, 0);
+    std::vector<std::vector<Access>> by_thread(threads);
     pool.run([&](int64_t rank) {
+      if (rank >= threads) return;
       accesses = &by_thread[static_cast<size_t>(rank)];
       turns.clear();
-      ThreadCta<Row> cta(shared, static_cast<int32_t>(rank), with_workspace.rows, blocks, kLeastShare);
+      ThreadCta<Row> cta(shared, static_cast<int32_t>(rank), with_workspace.rows, block, blocks, kLeastShare);
       cta.enter();
       operation(cta, with_workspace);
       cta.leave();
       accesses = nullptr;
     });
-    for (int32_t warp = 0; warp < kTileRows / kWarp; ++warp) {
+    for (int32_t warp = 0; warp < threads / kWarp; ++warp) {
       std::set<std::tuple<int, int64_t, bool, int64_t>> issued;
       for (int32_t lane = 0; lane < kWarp; ++lane) {
         for (const Access& access : by_thread[static_cast<size_t>(warp * kWarp + lane)]) {
@@ -194,7 +196,7 @@ void run(ThreadPool& pool, const Work& work) {
     p.query_lens = tensors.add(std::vector<int32_t>(rows, kTokens));
     p.layout.seq_lens = {tensors.add(std::vector<int32_t>(rows)), false};
     p.position_ids = {tensors.add(std::vector<int64_t>(tokens)), true};
-    const int32_t blocks = count_blocks(rows, specmeta::work(p), kTileRows);
+    const int32_t blocks = count_blocks(rows, specmeta::work(p), /*is_repeatable=*/true);
     const Count got =
         count<LayoutRow>(pool, p, blocks, [](auto& cta, const StageParams& params) { stage(cta, params); });
     check("stage", work, blocks, got, page_sectors + 3 * by_row, least_written);
@@ -215,7 +217,7 @@ void run(ThreadPool& pool, const Work& work) {
     p.num_accepted = {tensors.add(std::vector<int32_t>(rows)), false};
     p.seq_lens = p.layout.seq_lens = {tensors.add(lens), false};
     p.position_ids = {tensors.add(positions), true};
-    const int32_t blocks = count_blocks(rows, specmeta::work(p), kTileRows);
+    const int32_t blocks = count_blocks(rows, specmeta::work(p), /*is_repeatable=*/true);
     const Count got =
         count<LayoutRow>(pool, p, blocks, [](auto& cta, const AdvanceParams& params) { advance(cta, params); });
     check("advance", work, blocks, got, page_sectors + 3 * by_row + by_row_and_end + by_token, least_written);
@@ -228,7 +230,7 @@ void run(ThreadPool& pool, const Work& work) {
     p.pages = pages;
     p.position_ids = {tensors.add(positions), true};
     p.slot_mapping = layout.slot_mapping;
-    const int32_t blocks = count_blocks(rows, specmeta::work(p), kTileRows);
+    const int32_t blocks = count_blocks(rows, specmeta::work(p), /*is_repeatable=*/true);
     const Count got =
         count<SlotsRow>(pool, p, blocks, [](auto& cta, const MapSlotsParams& params) { map_slots(cta, params); });
     check("map_slots", work, blocks, got, token_page_sectors + by_row + by_row_and_end + by_token, by_token);
@@ -249,7 +251,7 @@ void run(ThreadPool& pool, const Work& work) {
     p.position_ids = {tensors.add(std::vector<int64_t>(rows)), true};
     p.input_ids = {tensors.add(std::vector<int64_t>(rows)), true};
     const int64_t by_draft = sectors(rows, 8);
-    const int32_t blocks = count_blocks(rows, specmeta::work(p), kTileRows);
+    const int32_t blocks = count_blocks(rows, specmeta::work(p), /*is_repeatable=*/true);
     const Count got =
         count<LayoutRow>(pool, p, blocks, [](auto& cta, const DraftStepParams& params) { draft_step(cta, params); });
     check("draft_step", work, blocks, got, page_sectors + 3 * by_row + 2 * by_draft,

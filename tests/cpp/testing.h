@@ -182,7 +182,7 @@ void run_threads(ThreadPool& pool, const Grid& grid, const Params& params, std::
     const auto block = begun + static_cast<int32_t>(i / grid.threads);
     for (int32_t step = 0; step < num_steps; ++step) {
       ThreadCta<Row> cta(*shared[step * grid.blocks + block], static_cast<int32_t>(i % grid.threads),
-                         with_workspace.rows, grid.blocks, /*least_share=*/3, step);
+                         with_workspace.rows, block, grid.blocks, /*least_share=*/3, step);
       cta.enter();
       operation(cta, with_workspace);
       cta.leave();

@@ -98,11 +98,12 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
     uint64_t skipped;
   };
 
-  ThreadCta(Shared& shared, int32_t rank, const Rows& rows, int32_t num_blocks, int64_t least_share = 3,
+  ThreadCta(Shared& shared, int32_t rank, const Rows& rows, int32_t index, int32_t num_blocks, int64_t least_share = 3,
             int32_t step = 0)
       : GridCta<ThreadCta>(rows),
         shared_(shared),
         rank_(rank),
+        index_(index),
         num_blocks_(num_blocks),
         least_share_(least_share),
         step_(step) {}
@@ -156,6 +157,8 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
   void atomic_or(int32_t* at, int32_t bits) const { __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
 
   int32_t num_blocks() const { return num_blocks_; }
+  int32_t index() const { return index_; }
+  int32_t tile_rows() const { return size(); }
   int32_t step() const { return step_; }
   int64_t least_share() const { return least_share_; }
   Row* records() { return this->template records_as<Row>(); }
@@ -169,6 +172,7 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
  private:
   Shared& shared_;
   int32_t rank_;
+  int32_t index_;
   int32_t num_blocks_;
   int64_t least_share_;
   int32_t step_;

@@ -365,7 +365,7 @@ def _s2r(i: Instruction) -> Run:
 def _ldc(i: Instruction) -> Run:
     d, a = i.args
     i.expect(a.kind == "c")
-    size = {"": 4, "U8": 1, "64": 8, "128": 16}[i.take("U8", "64", "128")]
+    size = {"": 4, "U8": 1, "U16": 2, "64": 8, "128": 16}[i.take("U8", "U16", "64", "128")]
     i.wide(d, words=max(size // 4, 1))
 
     def run(b: Any, m: Array) -> None:
@@ -462,7 +462,8 @@ def _lea(i: Instruction) -> Run:
     rest = i.args[1 + len(carries) :]
     high, extended, signed = (bool(i.take(name)) for name in ("HI", "X", "SX32"))
     a, c = rest[:2]
-    i.expect(len(carries) <= 1 and a.sign in ("", "~") and not (extended and c.sign == "-"))
+    minus = a.sign == "-"  # of the shifted value, as in a sum with carries
+    i.expect(len(carries) <= 1 and not (minus and high) and not (extended and c.sign == "-"))
     upper = rest[2] if high and not signed else None
     shift = rest[3 if upper else 2]
     carry_in = rest[-1] if extended else None
@@ -474,9 +475,11 @@ def _lea(i: Instruction) -> Run:
     n = U64(shift.index)
 
     def run(b: Any, m: Array) -> None:
-        value = a.get(b)
+        value = a.word(b) if minus else a.get(b)
         if not high:
             part = value << U32(shift.index)
+            if minus:
+                part = (~part).astype(U64) + U64(1)
         else:
             top = upper.get(b) if upper else (value.astype(I32) >> 31).astype(U32)
             part = join(value, top) << n >> U64(32)

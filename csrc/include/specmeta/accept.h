@@ -15,6 +15,8 @@ namespace specmeta {
 
 // What there is to know of a row: one sector of memory.
 struct alignas(32) AcceptRow {
+  static constexpr bool kIsRepeatable = false;  // a row moves its slot's state
+
   int32_t token_begin = 0;
   int32_t tokens_end = 0;
   int32_t last_token = 0;  // the token that was accepted last; below token_begin where the row is empty
@@ -106,8 +108,9 @@ SPECMETA_HD void commit(const AcceptParams& p, int64_t length, int32_t q, RowChe
 // Places row b: verifies it, moves its state, and writes what is by row. Called by every thread of a tile.
 template <class Cta>
 SPECMETA_HD AcceptRow accept_row(Cta& cta, const AcceptParams& p, int32_t b, int32_t live) {
+  const TokenSpan read = read_span(p.rows, b, live);
   RowCheck check = check_slot(p.rows, b, live);
-  const TokenSpan span = locate(cta, p.rows, b, live, check);
+  const TokenSpan span = locate(cta, p.rows, b, live, read, check);
   int64_t length = 0;
   const bool empty = !check.alive || span.q() == 0 || !check_length(p, b, span.q(), check, length);
 
@@ -170,15 +173,10 @@ SPECMETA_HD void accept(Cta& cta, const AcceptParams& p) {
         if (p.draft_input_ids) {
           for_tokens(
               cta, window,
-              [from = p.input_ids, to = p.draft_input_ids, pad_token = p.pad_token](int32_t t, const AcceptRow& row) {
-                int64_t id = pad_token;
-                if (t < row.last_token) {
-                  id = from.get(t + 1);
-                } else if (t == row.last_token) {
-                  id = row.next;
-                }
-                to.set(t, id);
-              });
+              TokenCopy{[from = p.input_ids, pad_token = p.pad_token](int32_t t, const AcceptRow& row) {
+                          return t < row.last_token ? from.get(t + 1) : t == row.last_token ? row.next : pad_token;
+                        },
+                        [to = p.draft_input_ids](int32_t t, const AcceptRow&, int32_t, int64_t id) { to.set(t, id); }});
         }
       });
   if (p.draft_input_ids) {

@@ -11,46 +11,67 @@
 
 namespace specmeta {
 
-// The row's new length, 0 where it is empty; `shift` is what its positions move by.
-SPECMETA_HD int32_t advance_row(const AdvanceParams& p, int32_t b, int32_t q, RowCheck& check, int64_t& shift) {
-  const int64_t old_len = p.seq_lens.get_count(b);
-  if (old_len < 0) check.faults |= kBadCount;
-  if (old_len <= 0) return 0;
-  const int32_t allocated = count_allocated(p.pages, check);
+// Where a row's counts take it, before its query tokens are looked at.
+struct Move {
+  bool is_empty = true;  // without a fault
+  int32_t length = 0;
+  int32_t shift = 0;     // of its positions
+  int32_t faults = 0;    // unless something else empties the row
+  bool is_over = false;  // past its capacity
+};
 
-  int64_t increment = 0;
+// Nothing is looked at before every read is under way: each takes as long as dozens of instructions.
+SPECMETA_HD Move read_move(const AdvanceParams& p, int32_t b, const RowCheck& check, PageRange& pages) {
+  Move move;
+  if (!check.alive) return move;
+  pages = read_pages(p.pages, check.slot);
+  const uint64_t fetched_len = p.seq_lens.fetch(b);
   const int64_t k = p.count_index ? p.count_index.get(b) : check.slot;
-  if (!p.num_accepted) {
-    increment = p.seq_len_bias;
-    shift = p.position_bias;
-  } else if (k >= 0 && k < p.num_counts) {
-    int64_t count = p.num_accepted.get_count(k);
-    if (p.max_accepted >= 0) {
-      if (count < 0 || count > p.max_accepted) check.faults |= kBadCount;
+  const bool has_count = k >= 0 && k < p.num_counts;
+  const uint64_t fetched_count = has_count && p.num_accepted ? p.num_accepted.fetch(k) : 0;
+  const int64_t old_len = p.seq_lens.count(fetched_len);
+  int64_t count = p.num_accepted.count(fetched_count);
+
+  if (old_len < 0) move.faults |= kBadCount;
+  if (old_len <= 0) return move;
+  const int32_t allocated = count_allocated(p.pages, pages, move.faults);
+  int64_t increment = 0;
+  if (!p.num_accepted || has_count) {
+    if (p.num_accepted && p.max_accepted >= 0) {
+      if (count < 0 || count > p.max_accepted) move.faults |= kBadCount;
       count = clamp64(count, 0, p.max_accepted);
     }
     increment = count + p.seq_len_bias;
-    shift = count + p.position_bias;
+    move.shift = saturate32(count + p.position_bias);
   } else if (k != -1) {
-    check.faults |= kBadSlot;
+    move.faults |= kBadSlot;
   }
+  const int64_t length = old_len + increment;
+  move.is_empty = false;
+  move.is_over = length > find_capacity(p.pages, p.layout, check.slot, allocated, length);
+  move.length = saturate32(max64(length, -1));
+  return move;
+}
 
-  const int64_t new_len = old_len + increment;
-  if (new_len < q) {
+// The row's new length, 0 where it is empty.
+SPECMETA_HD int32_t advance_row(const Move& move, int32_t q, RowCheck& check) {
+  check.faults |= move.faults;
+  if (move.is_empty) return 0;
+  if (move.length < q) {
     check.faults |= kUnderflow;
     return 0;
   }
-  if (new_len > find_capacity(p.pages, p.layout, check.slot, allocated, new_len)) {
+  if (move.is_over) {
     check.faults |= kOverflow;
     return 0;
   }
-  return static_cast<int32_t>(new_len);
+  return move.length;
 }
 
 template <class Cta>
 SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
   const int32_t live = live_rows(p.rows);
-  const LayoutWriter layout(p.rows, p.pages, p.layout);
+  const LayoutWriter layout(p.rows, p.pages, p.layout, p.seq_lens);
   const Ints positions = p.position_ids_out ? p.position_ids_out : p.position_ids;
   const SlotWriter slots(p.rows, p.pages, p.layout.slot_mapping, p.layout.pad_slot);
   const bool by_token = positions || p.layout.slot_mapping;
@@ -58,25 +79,30 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
   const Covered all = walk(
       cta, p.rows.batch, by_token || p.layout.has_lists(),
       [&](int32_t first, int32_t b) {
+        const TokenSpan read = read_span(p.rows, b, live);
         RowCheck check = check_slot(p.rows, b, live);
-        const TokenSpan span = locate(cta, p.rows, b, live, check);
-        int64_t shift = 0;
-        const int32_t length = check.alive ? advance_row(p, b, span.q(), check, shift) : 0;
-        LayoutRow row = layout.place(cta, first, b, check, span, length);
-        row.shift = shift;
+        PageRange pages;
+        const Move move = read_move(p, b, check, pages);
+        const TokenSpan span = locate(cta, p.rows, b, live, read, check);
+        const int32_t length = check.alive ? advance_row(move, span.q(), check) : 0;
+        LayoutRow row = layout.place(cta, first, b, check, span, length, first_page(p.pages, pages, check.slot));
+        row.own = move.shift;
         return row;
       },
       [&](const Window& window) {
         if (by_token) {
           for_tokens(
-              cta, window,
-              [from = p.position_ids, to = positions, last = p.pages.max_seq_len - 1](int32_t t, const LayoutRow& row) {
-                if (!to) return;
-                const int64_t shift = from ? row.shift : row.origin;
-                const int64_t position = from ? from.get(t) : t;  // clamped before the sum, which cannot overflow then
-                to.set(t, row.seq_len > 0 ? clamp64(position, -shift, last - shift) + shift : 0);
-              },
-              [&cta, slots](int32_t t, const LayoutRow& row) { slots.write(cta, t, row); });
+              cta, window, slot_copy(cta, slots),
+              TokenCopy{[from = p.position_ids, to = positions](int32_t t, const LayoutRow&) {
+                          return from && to ? from.get(t) : t;
+                        },
+                        [has_from = static_cast<bool>(p.position_ids), to = positions, last = p.pages.max_seq_len - 1](
+                            int32_t t, const LayoutRow& row, int32_t, int64_t position) {
+                          if (!to) return;
+                          const int64_t shift = has_from ? row.own : row.origin;
+                          // Clamped before the sum, which cannot overflow then.
+                          to.set(t, row.seq_len > 0 ? clamp64(position, -shift, last - shift) + shift : 0);
+                        }});
         }
         layout.fill(cta, window);
       });

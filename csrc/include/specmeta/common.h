@@ -78,9 +78,25 @@ struct Ints {
   SPECMETA_HD int64_t get(int64_t i, int line = __builtin_LINE()) const {
     return wide ? load(static_cast<const int64_t*>(data) + i, line) : load(static_cast<const int32_t*>(data) + i, line);
   }
-  SPECMETA_HD int64_t get_count(int64_t i, int line = __builtin_LINE()) const {
-    return clamp64(get(i, line), -kCountLimit, kCountLimit);
+  // get() in two parts: reads that are fetched one after the other are all under way before the first is waited for.
+  SPECMETA_HD uint64_t fetch(int64_t i, int line = __builtin_LINE()) const {
+#if defined(__CUDA_ARCH__)
+    // By halves: a load of either width would go into a register of its own, and the choice between them would wait.
+    const auto* at = static_cast<const uint32_t*>(data) + (i << (wide ? 1 : 0));
+    const uint32_t low = load(at, line);
+    const uint32_t high = wide ? load(at + 1, line) : 0;
+    return uint64_t{high} << 32 | low;
+#else
+    return wide ? load(static_cast<const uint64_t*>(data) + i, line)
+                : load(static_cast<const uint32_t*>(data) + i, line);
+#endif
   }
+  SPECMETA_HD int64_t value(uint64_t fetched) const {
+    return wide ? static_cast<int64_t>(fetched) : static_cast<int32_t>(fetched);
+  }
+  // Of counts and lengths.
+  SPECMETA_HD int64_t count(uint64_t fetched) const { return clamp64(value(fetched), -kCountLimit, kCountLimit); }
+  SPECMETA_HD int64_t get_count(int64_t i, int line = __builtin_LINE()) const { return count(fetch(i, line)); }
   SPECMETA_HD void set(int64_t i, int64_t x, int line = __builtin_LINE()) const {
     if (wide) {
       store(static_cast<int64_t*>(data) + i, x, line);

@@ -2,7 +2,8 @@
 // with a barrier. Every algorithm is written once against this interface:
 //
 //   kIsSerial                            whether it's one thread, whose tiles have one row
-//   Row                                  what there is to know of a row (trivially copyable)
+//   Row                                  what there is to know of a row (trivially copyable); kIsRepeatable: whether
+//                                        a row may be placed by several Ctas
 //   int32_t rank(), size()               this thread, and how many there are
 //   void sync()                          a barrier that also orders memory; nothing else here does
 //   bool any(x), int32_t count(x)        whether x holds for some thread, for how many; called by every thread
@@ -13,10 +14,18 @@
 //
 // A batch is cut into tiles of size() rows: each thread reads the scalars of one row once, scans give every row its
 // place, and then tokens and pages are shared out in equal parts (walk.h). One Cta may do all of that, a tile at a
-// time. Or many do, through a workspace: each takes a tile as long as there are any. So a tile that isn't done is held
-// by a Cta that runs, and that waits for earlier tiles only: all get on, however few run at a time. To that end:
+// time. Or many do. Where the batch is one tile, each places all rows for itself, one writes what is by row, and none
+// waits for another. Else they agree through a workspace: each takes a tile as long as there are any. So a tile that
+// isn't done is held by a Cta that runs, and that waits for earlier tiles only: all get on, however few run at a time.
+// To that end:
 //
-//   int32_t block(), num_blocks()        this Cta's number, in the order in which they began, and how many there are
+//   int32_t block(), num_blocks()        this Cta's number, and how many there are
+//   bool is_whole()                      whether each of many Ctas places all rows
+//   bool writes_rows()                   whether what is by row is this Cta's to write
+//   void arrive(), bool is_last()        with is_whole(): nothing that others may replace will be read any more;
+//   whether
+//                                        all others have said so before, so that this Cta may replace it. Called by
+//                                        every thread
 //   int32_t tile_index()                 its tile, past the last where there is none left
 //   void next_tile()                     takes another one; called by every thread
 //   int64_t least_share()                less of the work isn't worth a Cta
@@ -36,6 +45,7 @@ namespace specmeta {
 inline constexpr int32_t kTileRows = 1024;
 // Less of the work isn't worth a block of a GPU.
 inline constexpr int64_t kLeastShare = 4 * kTileRows;
+inline constexpr int64_t kLeastWholeShare = kTileRows;  // of one that places all rows
 
 // What sum_before() runs over, and what is announced: by the tile in which something ends.
 enum Chain { kTokens, kPages, kNumChains };
@@ -47,15 +57,26 @@ struct Covered {
   int32_t page_end = 0;  // in kv_indices
 };
 
+// A run of rows in the tile, and those of their tokens and pages that this Cta writes.
+struct Window {
+  int32_t first = 0;     // the batch's row that stands first in the tile
+  int32_t num_rows = 0;  // in the tile
+  int32_t own = 0;       // from here on in the tile, what is by row is written here as well
+  int32_t token = 0, token_end = 0;
+  int32_t page = 0, page_end = 0;  // places in kv_indices
+};
+
 struct WalkState {
   Covered all;
   int32_t next = 0, end_row = 0;  // rows of this Cta's share that are still to come
   int64_t left_out = 0;           // items of the next row that are another Cta's
   int64_t taken = 0;              // items of the last row that are this Cta's, beside the row itself
+  Window window;
 };
 
 // A row of which nothing has to be known once it is placed.
 struct alignas(32) BareRow {
+  static constexpr bool kIsRepeatable = false;
   static constexpr int32_t token_begin = 0, page_begin = 0, page_end = 0;
   SPECMETA_HD static constexpr int32_t token_end() { return 0; }
 };
@@ -100,6 +121,10 @@ class SerialCta {
 
   int32_t block() const { return 0; }
   int32_t num_blocks() const { return 1; }
+  bool is_whole() const { return false; }
+  bool writes_rows() const { return true; }
+  void arrive() const {}
+  bool is_last() const { return false; }
   int64_t sum_before(Chain chain, int64_t x) { return alone_.sum_before(chain, x); }
   void announce(News news, int64_t x) { alone_.announce(news, x); }
   int64_t heed(News news) const { return alone_.heed(news); }

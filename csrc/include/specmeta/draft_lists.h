@@ -20,36 +20,40 @@ SPECMETA_HD void draft_lists(Cta& cta, const DraftListsParams& p, int32_t step) 
   out.kv_capacity = p.kv_indices.width;
   out.pad_page = p.pad_page;
   out.pad_seq_len = p.pad_seq_len;
-  const LayoutWriter layout(p.rows, p.pages, out);
+  const LayoutWriter layout(p.rows, p.pages, out, Ints());
   const SlotWriter slots(p.rows, p.pages, p.slot_mapping, p.pad_slot);
 
   const Covered all = walk(
       cta, p.rows.batch, out.has_lists(),
       [&](int32_t first, int32_t b) {
         RowCheck check = check_slot(p.rows, b, live);
+        const int64_t cached = b < p.rows.batch ? p.seq_lens.get_count(b) : 0;
+        const PageRange range = check.alive ? read_pages(p.pages, check.slot) : PageRange();
         int64_t length = 0;
         if (check.alive) {
-          const int64_t cached = p.seq_lens.get_count(b);
           if (cached < 0) check.faults |= kBadCount;
           if (cached > 0) {
             length = cached + step + 1;
-            const int32_t allocated = count_allocated(p.pages, check);
+            const int32_t allocated = count_allocated(p.pages, range, check.faults);
             if (length > find_capacity(p.pages, out, check.slot, allocated, length)) {
               check.faults |= kOverflow;
               length = 0;
             }
           }
         }
-        const LayoutRow row = layout.place(cta, first, b, check, {b, b + 1}, static_cast<int32_t>(length));
-        if (b < p.rows.batch && p.slot_mapping) {
+        const LayoutRow row = layout.place(cta, first, b, check, {b, b + 1}, static_cast<int32_t>(length),
+                                           first_page(p.pages, range, check.slot));
+        if (b < p.rows.batch && cta.writes_rows() && p.slot_mapping) {
           const int32_t t = b * p.num_steps + step;
           if (row.seq_len > 0) {
-            slots.write(cta, t, row.slot, static_cast<uint32_t>(row.seq_len - 1));
+            const auto index = static_cast<uint32_t>(row.seq_len - 1);
+            slots.write(cta, t, b, index, slots.load_page(row.pages + row.page_begin, index));
           } else {
             slots.pad(t);
           }
         }
-        if (b < p.rows.batch && p.position_ids && step == 0) p.position_ids.set(b, max32(row.seq_len - 1, 0));
+        if (b < p.rows.batch && cta.writes_rows() && p.position_ids && step == 0)
+          p.position_ids.set(b, max32(row.seq_len - 1, 0));
         return row;
       },
       [&](const Window& window) { layout.fill(cta, window); });

@@ -10,7 +10,7 @@ namespace specmeta {
 //
 //   kTickets     upper half: Ctas that have begun; lower half: tiles that have been taken
 //   kTilesDone   tiles whose rows are placed
-//   kCtasDone    Ctas that have left
+//   kCtasDone    Ctas that have left, or have arrived
 //   kNews ..     what was announced, + 1
 //   kRecords ..  the rows, kRecordWords each
 //   back from the end, kNumChains a tile: what it gives to a sum, + 1
@@ -22,7 +22,7 @@ class WorkspaceLayout {
   static constexpr int64_t kRecords = 8, kRecordWords = 4;  // whole sectors
 
   SPECMETA_HD WorkspaceLayout(int32_t rows, int32_t tile_size)
-      : rows_(rows), num_tiles_(rows / tile_size + (rows % tile_size != 0)) {}
+      : rows_(rows), num_tiles_((static_cast<uint32_t>(rows) + tile_size - 1) / static_cast<uint32_t>(tile_size)) {}
 
   SPECMETA_HD int32_t num_tiles() const { return num_tiles_; }
   // How far from the end.
@@ -48,6 +48,8 @@ SPECMETA_HD int64_t workspace_words(int32_t rows, int64_t steps = 1) {
 //   peek(at), post(at, x)        relaxed
 //   acquire(at), add(at, x)      add() returns what was there before; it acquires and releases
 //   pause()
+//   index()                      which Cta of the launch this is
+//   tile_rows()                  the rows of a tile, where there is more than one
 //   step()                       which of several walks in one launch this is; each has its own part of the workspace
 // and memory that its own threads share, zero at the start: int64_t* state(), of kNumChains + kNumNews.
 template <class Self>
@@ -58,8 +60,23 @@ class GridCta {
   SPECMETA_HD explicit GridCta(const Rows& rows) : rows_(rows) {}
 
   SPECMETA_HD int32_t block() const { return block_; }
+  SPECMETA_HD bool is_whole() { return Self::Row::kIsRepeatable && !is_alone() && rows_.batch <= self().tile_rows(); }
+  SPECMETA_HD bool writes_rows() { return block_ == 0 || !is_whole(); }
+  SPECMETA_HD void arrive() {
+    self().sync();  // all threads have read
+    if (self().rank() == 0) {
+      others_ = static_cast<int32_t>(self().add(workspace() + WorkspaceLayout::kCtasDone, 1));
+    }
+  }
+  SPECMETA_HD bool is_last() {
+    if (self().rank() == 0) self().state()[0] = others_ + 1 == self().num_blocks();
+    self().sync();  // that the others have read comes before, for all threads
+    if (self().state()[0] == 0) return false;
+    if (self().rank() == 0) workspace()[WorkspaceLayout::kCtasDone] = 0;
+    return true;
+  }
   SPECMETA_HD int64_t sum_before(Chain chain, int64_t x) {
-    if (layout().num_tiles() <= 1) return 0;
+    if (rows_.batch <= self().tile_rows()) return 0;
     if (is_alone()) {
       const int64_t before = self().state()[chain];
       self().sync();
@@ -69,11 +86,12 @@ class GridCta {
     uint64_t* const end = workspace() + rows_.workspace_words;
     if (self().rank() == 0) self().post(end - layout().from_end(chain, tile_), static_cast<uint64_t>(x) + 1);
     int64_t sum = 0;
-    for (int32_t i = self().rank(); i < tile_; i += self().size()) sum += wait(end - layout().from_end(chain, i));
+    SPECMETA_NO_UNROLL  // to unroll by a step that isn't known would take a division
+        for (int32_t i = self().rank(); i < tile_; i += self().size()) sum += wait(end - layout().from_end(chain, i));
     return self().sum(sum);
   }
   SPECMETA_HD void announce(News news, int64_t x) {
-    if (self().rank() != 0) return;
+    if (self().rank() != 0 || rows_.batch <= self().tile_rows()) return;
     if (is_alone()) {
       self().state()[kNumChains + news] = x;
     } else {
@@ -86,7 +104,6 @@ class GridCta {
   }
   SPECMETA_HD void finish_tiles(int32_t placed) {
     uint64_t* const done = workspace() + WorkspaceLayout::kTilesDone;
-    self().sync();  // the records of this tile are written
     if (self().rank() == 0) {
       const int32_t num_tiles = layout().num_tiles();
       if (placed > 0) self().add(done, placed);
@@ -102,16 +119,20 @@ class GridCta {
   // What comes before the algorithm.
   SPECMETA_HD void enter() {
     if (is_alone()) return;
+    if (is_whole()) {
+      block_ = self().index();
+      return;
+    }
     const int64_t tickets = draw((uint64_t{1} << 32) | 1);
     block_ = static_cast<int32_t>(tickets >> 32);
     tile_ = static_cast<int32_t>(tickets & 0xffffffff);
   }
   SPECMETA_HD int32_t tile_index() const { return tile_; }
-  SPECMETA_HD void next_tile() { tile_ = layout().num_tiles() == 1 ? 1 : static_cast<int32_t>(draw(1) & 0xffffffff); }
+  SPECMETA_HD void next_tile() { tile_ = static_cast<int32_t>(draw(1) & 0xffffffff); }
   // What comes behind it: the last Cta leaves the workspace as it was. All that this one reads there, its threads have
   // read before next_tile() or finish_tiles().
   SPECMETA_HD void leave() {
-    if (is_alone()) return;
+    if (is_alone() || is_whole()) return;
     bool is_last = false;
     if (self().rank() == 0) {
       const uint64_t others = self().add(workspace() + WorkspaceLayout::kCtasDone, 1);
@@ -119,8 +140,10 @@ class GridCta {
     }
     if (!self().any(is_last)) return;
     self().sync();  // what the others have done is seen by all threads here
+    SPECMETA_NO_UNROLL
     for (int64_t i = self().rank(); i < WorkspaceLayout::kHeader; i += self().size()) workspace()[i] = 0;
     uint64_t* const end = workspace() + rows_.workspace_words;
+    SPECMETA_NO_UNROLL
     for (int64_t i = self().rank(); i < layout().num_chain_words(); i += self().size()) end[-1 - i] = 0;
   }
 
@@ -128,9 +151,9 @@ class GridCta {
   SPECMETA_HD Self& self() { return static_cast<Self&>(*this); }
   SPECMETA_HD uint64_t* workspace() { return rows_.workspace + self().step() * rows_.workspace_words; }
   SPECMETA_HD bool is_alone() { return self().num_blocks() == 1; }
-  SPECMETA_HD WorkspaceLayout layout() { return WorkspaceLayout(rows_.batch, self().size()); }
+  SPECMETA_HD WorkspaceLayout layout() { return WorkspaceLayout(rows_.batch, self().tile_rows()); }
   SPECMETA_HD int64_t draw(uint64_t tickets) {
-    self().sync();  // state() was read until here
+    self().sync();  // state() was read until here, and the records of the last tile are written
     int64_t* const drawn = self().state();
     if (self().rank() == 0) *drawn = static_cast<int64_t>(self().add(workspace() + WorkspaceLayout::kTickets, tickets));
     self().sync();
@@ -145,6 +168,7 @@ class GridCta {
   const Rows& rows_;
   int32_t block_ = 0;
   int32_t tile_ = 0;
+  int32_t others_ = 0;  // that arrived before; known to the first thread, which needs it late: so nobody waits for it
 };
 
 }  // namespace specmeta

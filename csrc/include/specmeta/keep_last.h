@@ -43,13 +43,13 @@ SPECMETA_HD KeptRow read_row(const KeepLastParams& p, int32_t b, int32_t trusted
 template <class Cta, class Wanted>
 SPECMETA_HD void move_tokens(Cta& cta, const KeepLastParams& p, int32_t trusted, int32_t live, bool backwards,
                              Wanted wanted) {
-  const int32_t num_tiles = trusted / cta.size() + (trusted % cta.size() != 0);
+  const int32_t size = cta.size();
   SPECMETA_NO_UNROLL
-  for (int32_t i = 0; i < num_tiles; ++i) {
-    const int64_t b = int64_t{backwards ? num_tiles - 1 - i : i} * cta.size() + cta.rank();
+  for (int64_t done = 0; done < trusted; done += size) {
+    const int64_t b = (backwards ? trusted - size - done : done) + cta.rank();
     int64_t id = 0;
     bool is_wanted = false;
-    if (b < trusted) {
+    if (b >= 0 && b < trusted) {
       const KeptRow row = read_row(p, static_cast<int32_t>(b), trusted, live);
       is_wanted = row.from >= 0 && wanted(row, b);
       if (is_wanted) id = p.input_ids.get(row.from);
@@ -63,6 +63,7 @@ template <class Cta>
 SPECMETA_HD void keep_last(Cta& cta, const KeepLastParams& p) {
   const int32_t live = live_rows(p.rows);
   int32_t first_bad = live;
+  SPECMETA_NO_UNROLL
   for (int32_t b = cta.rank(); b < live; b += cta.size()) {
     if (is_bad({load(p.cu_seqlens_q + b), load(p.cu_seqlens_q + b + 1)}, p.rows.tokens))
       first_bad = min32(first_bad, b);

@@ -8,14 +8,15 @@ namespace specmeta {
 
 class LayoutWriter {
  public:
-  SPECMETA_HD LayoutWriter(const Rows& rows, const Pages& pages, const Layout& out)
-      : rows_(rows), pages_(pages), out_(out) {}
+  // `lens_read`: the lengths that the operation reads, which those of the layout may replace.
+  SPECMETA_HD LayoutWriter(const Rows& rows, const Pages& pages, const Layout& out, const Ints& lens_read)
+      : rows_(rows), pages_(pages), out_(out), in_place_(out.seq_lens && out.seq_lens.data == lens_read.data) {}
 
   // Gives row b its place in kv_indices, empties it where that is too small, and writes what is by row. `length` is 0
-  // for an empty row. Called by every thread of a tile.
+  // for an empty row, `first_page` where the ids of its slot's pages begin. Called by every thread of a tile.
   template <class Cta>
   SPECMETA_HD LayoutRow place(Cta& cta, int32_t first, int32_t b, RowCheck& check, const TokenSpan& span,
-                              int32_t length) const {
+                              int32_t length, int64_t first_page) const {
     const bool inside = b < rows_.batch;
     const int64_t pad = out_.pad_seq_len;
     int32_t n = inside ? count_pages(length) : 0;
@@ -47,43 +48,63 @@ class LayoutWriter {
         }
       }
     }
-    if (inside) write_row(b, span, length, n, begin + n);
-    report(cta, rows_, check);
+    const bool is_late = in_place_ && cta.is_whole();  // other Ctas may read the old lengths yet
+    if (cta.writes_rows()) {
+      if (inside) write_row(b, span, length, n, begin + n);
+      if (inside && out_.seq_lens && !is_late) out_.seq_lens.set(b, length);
+      report(cta, rows_, check);
+    }
+    if (is_late) cta.arrive();
 
     LayoutRow row;
     row.token_begin = span.begin;
     row.origin = length - span.end;
     row.seq_len = length;
-    row.slot = check.slot;
+    row.pages = first_page;
     if (out_.kv_indices) {
+      row.pages -= begin;
       row.page_begin = static_cast<int32_t>(begin);
       row.page_end = static_cast<int32_t>(begin + n);
     }
     return row;
   }
 
-  // The page lists of a window's rows, shared among the threads.
+  // The page lists of a window's rows, shared among the threads: in runs, each of neighbouring threads, which stride
+  // through it. So each finds the row of its next page near that of its last one.
   template <class Cta>
   SPECMETA_HD void write_pages(Cta& cta, const Window& window) const {
     if (!out_.kv_indices) return;
     const typename Cta::Row* tile = cta.tile();
     if constexpr (Cta::kIsSerial) {
-      write_pages_of(cta, tile[0], out_.kv_indices + window.page, window.page_end - window.page);
+      write_pages_of(cta, tile[0], window.first, out_.kv_indices + window.page, window.page_end - window.page);
       return;
     }
-    const auto owner = [&](uint32_t i) {
-      return find_owner(window.num_rows, static_cast<int32_t>(i), [&](int32_t r) { return tile[r].page_begin; });
-    };
+    const int32_t lanes = min32(kRunThreads, cta.size());
+    const int32_t run = cta.rank() / kRunThreads;
+    int log2 = 0;  // of how many runs there are
+    while ((kRunThreads << (log2 + 1)) <= cta.size()) ++log2;
+    const int32_t front = window.page & ~(kRunThreads - 1);  // runs of whole sectors
+    const int32_t step = ((window.page_end - front) >> log2) / kRunThreads * kRunThreads + kRunThreads;
+    const int64_t from = int64_t{front} + run * step;
+    const auto end = static_cast<uint32_t>(min64(from + step, window.page_end));
+    uint32_t begin = from + cta.rank() % kRunThreads;
+    while (begin < static_cast<uint32_t>(window.page)) begin += lanes;
+    if (run >> log2 > 0 || begin >= end) return;
+    const auto begins = [&](int32_t r) { return tile[r].page_begin; };
+    const int32_t* ids = page_ids(pages_);
+    const int32_t pad = out_.pad_page;
+    int32_t r = find_owner(window.num_rows, static_cast<int32_t>(begin), begins);
     copy_batched(
-        window.page + cta.rank(), window.page_end, cta.size(),
+        begin, end, lanes,
         [&](uint32_t i) {
-          const LayoutRow& row = tile[owner(i)];
-          return row.seq_len > 0 ? load(page_ids(pages_, row.slot) + (i - row.page_begin)) : out_.pad_page;
+          r = find_owner_from(r, window.num_rows, static_cast<int32_t>(i), begins);
+          const LayoutRow& row = tile[r];
+          return row.seq_len > 0 ? load(ids + (row.pages + i)) : pad;
         },
         [&](uint32_t i, int32_t id) {
           if (id < 0) {
-            const LayoutRow& row = tile[owner(i)];
-            if (row.seq_len > 0) report_page(cta, row.slot);
+            const int32_t owner = find_owner(window.num_rows, static_cast<int32_t>(i), begins);
+            if (tile[owner].seq_len > 0) report_page(cta, window.first + owner);
             id = out_.pad_page;
           }
           store(out_.kv_indices + i, id);
@@ -109,16 +130,15 @@ class LayoutWriter {
     for (uint32_t i = cta.block() * groups + (cta.rank() >> log2); i < num_parts; i += step) {
       const auto r = static_cast<int32_t>(out_.table_parts.div(i));
       const uint32_t part = out_.table_parts.mod(i) * kTablePart;
-      const int32_t slot = load(&rows[r].slot);
       const uint32_t used = pages_for(pages_, load(&rows[r].seq_len));
-      const int32_t* ids = used > 0 ? page_ids(pages_, slot) : nullptr;
+      const int32_t* ids = page_ids(pages_) + load(&rows[r].pages) + load(&rows[r].page_begin);
       int32_t* to = table.row(first + r);
       copy_batched(
           part + lane, part + min32(kTablePart, table.width - static_cast<int32_t>(part)), group,
           [&](uint32_t k) { return k < used ? load(ids + k) : out_.pad_page; },
           [&](uint32_t k, int32_t id) {
             if (id < 0 && k < used) {
-              report_page(cta, slot);
+              report_page(cta, first + r);
               id = out_.pad_page;
             }
             store(to + k, id);
@@ -138,18 +158,22 @@ class LayoutWriter {
       const SlotWriter slots(rows_, pages_, out_.slot_mapping, out_.pad_slot);
       for_all(cta, rows_.tokens, out_.num_slots, [slots](int32_t t) { slots.pad(t); });
     }
-    if (cta.num_blocks() > 1) write_table(cta, cta.records(), 0, rows_.batch);
+    if (cta.num_blocks() > 1 && !cta.is_whole()) write_table(cta, cta.records(), 0, rows_.batch);
+    if (in_place_ && cta.is_whole() && cta.is_last() && cta.rank() < rows_.batch) {
+      out_.seq_lens.set(cta.rank(), cta.tile()[cta.rank()].seq_len);
+    }
   }
 
-  // A window's pages; of the table, too, where there is one Cta only.
+  // A window's pages; of the table, too, where the Cta has all rows or is the only one.
   template <class Cta>
   SPECMETA_HD void fill(Cta& cta, const Window& window) const {
     write_pages(cta, window);
-    if (cta.num_blocks() == 1) write_table(cta, cta.tile(), window.first, window.num_rows);
+    if (cta.num_blocks() == 1 || cta.is_whole()) write_table(cta, cta.tile(), window.first, window.num_rows);
   }
 
  private:
   static constexpr int32_t kTableInFlight = 4;
+  static constexpr int32_t kRunThreads = 32;  // a warp
 
   SPECMETA_HD int32_t count_pages(int32_t length) const {
     return length > 0 ? pages_for(pages_, length) : out_.pad_seq_len;
@@ -157,7 +181,6 @@ class LayoutWriter {
 
   SPECMETA_HD void write_row(int32_t b, const TokenSpan& span, int32_t length, int32_t num_pages,
                              int64_t page_end) const {
-    if (out_.seq_lens) out_.seq_lens.set(b, length);
     if (out_.cached_lens) store(out_.cached_lens + b, length > 0 ? length - span.q() : 0);
     if (out_.use_initial_states) {
       store(out_.use_initial_states + b, static_cast<uint8_t>(length > span.q()));
@@ -174,9 +197,9 @@ class LayoutWriter {
 
   // The first n pages of a row's list, by one thread: a plain copy, then the wrong ids in it, if there are any.
   template <class Cta>
-  SPECMETA_HD void write_pages_of(Cta& cta, const LayoutRow& row, int32_t* to, int32_t n) const {
+  SPECMETA_HD void write_pages_of(Cta& cta, const LayoutRow& row, int32_t b, int32_t* to, int32_t n) const {
     const int32_t used = row.seq_len > 0 ? n : 0;
-    const int32_t* ids = used > 0 ? page_ids(pages_, row.slot) : nullptr;
+    const int32_t* ids = page_ids(pages_) + row.pages + row.page_begin;
     const int32_t pad = out_.pad_page;
     int32_t all_bits = 0;  // negative where an id is
     for (int32_t k = 0; k < used; ++k) {
@@ -188,19 +211,20 @@ class LayoutWriter {
       for (int32_t k = 0; k < used; ++k) {
         if (load(ids + k) < 0) store(to + k, pad);
       }
-      report_page(cta, row.slot);
+      report_page(cta, b);
     }
     for (int32_t k = used; k < n; ++k) store(to + k, pad);
   }
 
   template <class Cta>
-  SPECMETA_HD void report_page(Cta& cta, int32_t slot) const {
-    if (rows_.status) cta.atomic_or(rows_.status + slot, kBadPage);
+  SPECMETA_HD void report_page(Cta& cta, int32_t b) const {
+    if (rows_.status) cta.atomic_or(rows_.status + slot_of(rows_.row_to_slot, b), kBadPage);
   }
 
   const Rows& rows_;
   const Pages& pages_;
   const Layout& out_;
+  const bool in_place_;
 };
 
 }  // namespace specmeta

@@ -23,7 +23,7 @@ SPECMETA_HD void locate_sampled(Cta& cta, const LocateSampledParams& p) {
       cta, p.rows.batch, /*has_more=*/false,
       [&](int32_t, int32_t b) {
         RowCheck check = check_slot(p.rows, b, live);
-        const TokenSpan span = locate(cta, p.rows, b, live, check);
+        const TokenSpan span = locate(cta, p.rows, b, live, read_span(p.rows, b, live), check);
         int32_t rejected = 0;
         int64_t index = span.end - 1;
         if (check.alive && span.q() > 0) {

@@ -10,10 +10,12 @@ namespace specmeta {
 
 // What there is to know of a row: one sector of memory.
 struct alignas(32) SlotsRow {
+  static constexpr bool kIsRepeatable = true;
+
   int32_t token_begin = 0;
   int32_t tokens_end = 0;
-  int32_t slot = 0;
   int64_t capacity = 0;  // -1: the row is empty
+  int64_t pages = 0;     // where the ids of its pages begin
 
   SPECMETA_HD int32_t token_end() const { return tokens_end; }
   static constexpr int32_t page_begin = 0, page_end = 0;
@@ -26,32 +28,39 @@ SPECMETA_HD void map_slots(Cta& cta, const MapSlotsParams& p) {
   const Covered all = walk(
       cta, p.rows.batch, /*has_more=*/true,
       [&](int32_t, int32_t b) {
+        const TokenSpan read = read_span(p.rows, b, live);
         RowCheck check = check_slot(p.rows, b, live);
-        const TokenSpan span = locate(cta, p.rows, b, live, check);
+        const PageRange range = check.alive ? read_pages(p.pages, check.slot) : PageRange();
+        const TokenSpan span = locate(cta, p.rows, b, live, read, check);
         SlotsRow row;
         row.token_begin = span.begin;
         row.tokens_end = span.end;
-        row.slot = check.slot;
+        row.pages = first_page(p.pages, range, check.slot);
         row.capacity = -1;
         if (check.alive && span.q() > 0) {
-          row.capacity = find_capacity(p.pages, Layout(), check.slot, count_allocated(p.pages, check), kInt32Max);
+          row.capacity =
+              find_capacity(p.pages, Layout(), check.slot, count_allocated(p.pages, range, check.faults), kInt32Max);
         }
-        report(cta, p.rows, check);
+        if (cta.writes_rows()) report(cta, p.rows, check);
         return row;
       },
       [&](const Window& window) {
         for_tokens(cta, window,
-                   [&cta, slots, positions = p.position_ids, status = p.rows.status](int32_t t, const SlotsRow& row) {
-                     const int64_t position = row.capacity < 0 ? 0 : positions.get(t);
-                     if (position >= 0 && position < row.capacity) {
-                       slots.write(cta, t, row.slot, static_cast<uint32_t>(position));
-                       return;
-                     }
-                     slots.pad(t);
-                     if (status && row.capacity >= 0) {
-                       cta.atomic_or(status + row.slot, position < 0 ? kBadCount : kOverflow);
-                     }
-                   });
+                   TokenCopy{[positions = p.position_ids](int32_t t, const SlotsRow& row) {
+                               return row.capacity < 0 ? 0 : positions.get(t);
+                             },
+                             [&cta, slots, rows = p.rows](int32_t t, const SlotsRow& row, int32_t b, int64_t position) {
+                               if (position >= 0 && position < row.capacity) {
+                                 const auto index = static_cast<uint32_t>(position);
+                                 slots.write(cta, t, b, index, slots.load_page(row.pages, index));
+                                 return;
+                               }
+                               slots.pad(t);
+                               if (rows.status && row.capacity >= 0) {
+                                 cta.atomic_or(rows.status + slot_of(rows.row_to_slot, b),
+                                               position < 0 ? kBadCount : kOverflow);
+                               }
+                             }});
       });
   for_padding(cta, p.rows, all, [slots](int32_t t) { slots.pad(t); });
   for_all(cta, p.rows.tokens, p.num_slots, [slots](int32_t t) { slots.pad(t); });

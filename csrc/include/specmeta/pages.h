@@ -5,32 +5,38 @@
 
 namespace specmeta {
 
-// How many pages the row's slot may have; without num_pages, its list may also end before, at its first negative id.
-SPECMETA_HD int32_t count_allocated(const Pages& pages, RowCheck& check) {
-  const int32_t s = check.slot;
+// What is read of a slot's pages: its part of the ragged list, or of the table how many there are.
+struct PageRange {
+  int32_t begin = 0;
+  int32_t end = 0;
+};
+
+SPECMETA_HD PageRange read_pages(const Pages& pages, int32_t slot) {
+  if (pages.page_table) return {0, pages.num_pages ? load(pages.num_pages + slot) : pages.page_table.width};
+  if (pages.alloc_indptr) return {load(pages.alloc_indptr + slot), load(pages.alloc_indptr + slot + 1)};
+  return {};
+}
+
+// How many pages the slot may have; without num_pages, its list may also end before, at its first negative id.
+SPECMETA_HD int32_t count_allocated(const Pages& pages, const PageRange& range, int32_t& faults) {
   if (pages.page_table) {
     const int32_t width = pages.page_table.width;
-    if (!pages.num_pages) return width;
-    const int32_t n = load(pages.num_pages + s);
-    if (n < 0 || n > width) check.faults |= kBadCount;
-    return min32(max32(n, 0), width);
+    if (range.end < 0 || range.end > width) faults |= kBadCount;
+    return min32(max32(range.end, 0), width);
   }
   if (pages.alloc_indptr) {
-    const int32_t begin = load(pages.alloc_indptr + s);
-    const int32_t end = load(pages.alloc_indptr + s + 1);
-    if (begin >= 0 && end >= begin && end <= pages.num_alloc) return end - begin;
-    check.faults |= kBadIndptr;
+    if (range.begin >= 0 && range.end >= range.begin && range.end <= pages.num_alloc) return range.end - range.begin;
+    faults |= kBadIndptr;
   }
   return 0;
 }
 
-// The pages of a slot that count_allocated() has found no fault with.
-SPECMETA_HD const int32_t* page_ids(const Table& page_table, const int32_t* alloc_pages, const int32_t* alloc_indptr,
-                                    int32_t slot) {
-  return alloc_indptr ? alloc_pages + load(alloc_indptr + slot) : page_table.row(slot);
+// All page ids, and where among them those of a slot begin that count_allocated() has found no fault with.
+SPECMETA_HD const int32_t* page_ids(const Pages& pages) {
+  return pages.page_table ? pages.page_table.data : pages.alloc_pages;
 }
-SPECMETA_HD const int32_t* page_ids(const Pages& pages, int32_t slot) {
-  return page_ids(pages.page_table, pages.alloc_pages, pages.alloc_indptr, slot);
+SPECMETA_HD int64_t first_page(const Pages& pages, const PageRange& range, int32_t slot) {
+  return pages.page_table ? slot * pages.page_table.stride : range.begin;
 }
 
 // Pages that a length needs.

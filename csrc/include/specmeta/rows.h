@@ -25,12 +25,17 @@ SPECMETA_HD int32_t live_rows(const Rows& rows) {
   return static_cast<int32_t>(clamp64(rows.num_rows ? load(rows.num_rows) : rows.num_rows_int, 0, rows.batch));
 }
 
+// The slot of a row that has passed check_slot().
+SPECMETA_HD int32_t slot_of(const Ints& row_to_slot, int32_t b) {
+  return row_to_slot ? saturate32(row_to_slot.get(b)) : b;
+}
+
 // The slot of row b. Rows past the last live one, and those with slot -1, are empty without a fault. Faults of a row
 // whose slot doesn't exist are reported behind the last slot.
 SPECMETA_HD RowCheck check_slot(const Rows& rows, int32_t b, int32_t live) {
   RowCheck check;
+  const int64_t slot = rows.row_to_slot ? (b < rows.batch ? rows.row_to_slot.get(b) : -1) : b;
   if (b >= live) return check;
-  const int64_t slot = rows.row_to_slot ? rows.row_to_slot.get(b) : b;
   check.alive = slot >= 0 && (slot < rows.slots || rows.slots == kUnknownSize);
   check.slot = check.alive ? saturate32(slot) : rows.slots;
   if (!check.alive && slot != -1) check.faults |= kBadSlot;
@@ -54,25 +59,40 @@ SPECMETA_HD int32_t find_owner(int32_t n, int32_t x, Begin begin) {
   return lo;
 }
 
+// The same, where begin(lo) <= x is known: quick where it is near.
+template <class Begin>
+SPECMETA_HD int32_t find_owner_from(int32_t lo, int32_t n, int32_t x, Begin begin) {
+  constexpr int kNear = 4;
+  SPECMETA_NO_UNROLL
+  for (int j = 0; j < kNear; ++j) {
+    if (lo + 1 >= n || begin(lo + 1) > x) return lo;
+    ++lo;
+  }
+  return lo + find_owner(n - lo, x, [&](int32_t r) { return begin(lo + r); });
+}
+
 // Whether a pair of cu_seqlens_q, of which there are `tokens`, cannot be.
 SPECMETA_HD bool is_bad(const TokenSpan& span, int32_t tokens) {
   return span.begin < 0 || span.end < span.begin || span.end > tokens;
 }
 
-// Reads the tokens of row b. Rows with tokens are a prefix of the batch, which ends at the last live row or at the
-// first bad pair of cu_seqlens_q; those behind have none, where that prefix ends. Called by every thread of a tile.
-template <class Cta>
-SPECMETA_HD TokenSpan locate(Cta& cta, const Rows& rows, int32_t b, int32_t live, RowCheck& check) {
+// The tokens of row b as they stand in cu_seqlens_q; rows past the last live one have none, where that one ends.
+SPECMETA_HD TokenSpan read_span(const Rows& rows, int32_t b, int32_t live) {
   const int32_t* cu = rows.cu_seqlens_q;
-  if (!cu) return {min32(b, live), min32(b + 1, live)};
-  TokenSpan span;
-  bool bad = false;
-  if (b < live) {
-    span = {load(cu + b), load(cu + b + 1)};
-    bad = is_bad(span, rows.tokens);
-  } else if (live > 0 && b < rows.batch) {
-    span.begin = span.end = load(cu + live);
-  }
+  const int32_t begin = min32(b, live), end = min32(b + 1, live);
+  if (!cu) return {begin, end};
+  if (live == 0 || b >= rows.batch) return {};
+  return {load(cu + begin), load(cu + end)};
+}
+
+// Finds the tokens of row b, of which `span` is what was read. Rows with tokens are a prefix of the batch, which ends
+// at the last live row or at the first bad pair of cu_seqlens_q; those behind have none, where that prefix ends. Called
+// by every thread of a tile.
+template <class Cta>
+SPECMETA_HD TokenSpan locate(Cta& cta, const Rows& rows, int32_t b, int32_t live, TokenSpan span, RowCheck& check) {
+  const int32_t* cu = rows.cu_seqlens_q;
+  if (!cu) return span;
+  const bool bad = b < live && is_bad(span, rows.tokens);
   const bool is_broken_here = cta.any(bad);
   const bool is_broken_before = cta.sum_before(kTokens, is_broken_here) > 0;
   if (!is_broken_here && !is_broken_before) return span;

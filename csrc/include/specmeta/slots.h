@@ -8,13 +8,15 @@ namespace specmeta {
 
 // What there is to know of a row: one sector of memory.
 struct alignas(32) LayoutRow {
+  static constexpr bool kIsRepeatable = true;
+
   int32_t token_begin = 0;
-  int32_t origin = 0;   // token t stands at cache index t + origin
-  int32_t seq_len = 0;  // 0: empty
-  int32_t slot = 0;
+  int32_t origin = 0;      // token t stands at cache index t + origin
+  int32_t seq_len = 0;     // 0: empty
+  int32_t own = 0;         // the operation's: of advance, what positions move by; of stage, the slot
   int32_t page_begin = 0;  // its places in kv_indices, where that is written; a padded row has one
   int32_t page_end = 0;
-  int64_t shift = 0;  // in advance: what the row's positions move by
+  int64_t pages = 0;  // kv_indices[i] is page_ids()[pages + i]
 
   SPECMETA_HD int32_t token_end() const { return seq_len - origin; }
 };
@@ -24,32 +26,37 @@ struct alignas(32) LayoutRow {
 class SlotWriter {
  public:
   SPECMETA_HD SlotWriter(const Rows& rows, const Pages& pages, int64_t* slot_mapping, int64_t pad_slot)
-      : page_table_(pages.page_table),
-        alloc_pages_(pages.alloc_pages),
-        alloc_indptr_(pages.alloc_indptr),
+      : ids_(page_ids(pages)),
         page_size_(pages.page_size),
         slot_mapping_(slot_mapping),
         pad_slot_(pad_slot),
+        row_to_slot_(rows.row_to_slot),
         status_(rows.status) {}
 
-  // Token t of the slot s, which stands at a cache index inside the slot's pages.
+  // The page of a cache index inside the pages whose ids begin at `first`.
+  SPECMETA_HD int32_t load_page(int64_t first, uint32_t index) const {
+    return slot_mapping_ ? load(ids_ + first + page_size_.div(index)) : 0;
+  }
+  // Token t of row b, which stands at that index in that page.
   template <class Cta>
-  SPECMETA_HD void write(Cta& cta, int32_t t, int32_t s, uint32_t index) const {
+  SPECMETA_HD void write(Cta& cta, int32_t t, int32_t b, uint32_t index, int64_t page) const {
     if (!slot_mapping_) return;
-    const uint32_t k = page_size_.div(index);
-    const int64_t page = load(page_ids(page_table_, alloc_pages_, alloc_indptr_, s) + k);
     if (page < 0) {
-      if (status_) cta.atomic_or(status_ + s, kBadPage);
+      if (status_) cta.atomic_or(status_ + slot_of(row_to_slot_, b), kBadPage);
       return pad(t);
     }
-    store(slot_mapping_ + t, (page - k) * page_size_.divisor + index);  // k pages stand before it in the row
+    // So many pages stand before it in the row.
+    store(slot_mapping_ + t, (page - page_size_.div(index)) * page_size_.divisor + index);
   }
 
-  // Token t of a row of the layout.
+  // The same for a token of a row of the layout.
+  SPECMETA_HD int32_t load_page(int32_t t, const LayoutRow& row) const {
+    return row.seq_len > 0 ? load_page(row.pages + row.page_begin, static_cast<uint32_t>(t + row.origin)) : 0;
+  }
   template <class Cta>
-  SPECMETA_HD void write(Cta& cta, int32_t t, const LayoutRow& row) const {
+  SPECMETA_HD void write(Cta& cta, int32_t t, int32_t b, const LayoutRow& row, int32_t page) const {
     if (row.seq_len > 0) {
-      write(cta, t, row.slot, static_cast<uint32_t>(t + row.origin));
+      write(cta, t, b, static_cast<uint32_t>(t + row.origin), page);
     } else {
       pad(t);
     }
@@ -60,13 +67,20 @@ class SlotWriter {
   }
 
  private:
-  Table page_table_;
-  const int32_t* alloc_pages_;
-  const int32_t* alloc_indptr_;
+  const int32_t* ids_;
   Divider page_size_;
   int64_t* slot_mapping_;
   int64_t pad_slot_;
+  Ints row_to_slot_;
   int32_t* status_;
 };
+
+// The slots of a layout's tokens, for for_tokens(): it holds copies, as SlotWriter does.
+template <class Cta>
+SPECMETA_HD auto slot_copy(Cta& cta, const SlotWriter& slots) {
+  return TokenCopy{
+      [slots](int32_t t, const LayoutRow& row) { return slots.load_page(t, row); },
+      [&cta, slots](int32_t t, const LayoutRow& row, int32_t b, int32_t page) { slots.write(cta, t, b, row, page); }};
+}
 
 }  // namespace specmeta

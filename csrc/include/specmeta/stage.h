@@ -23,24 +23,42 @@ SPECMETA_HD int64_t shorten(int64_t q, int64_t room, RowCheck& check) {
   return room;
 }
 
-SPECMETA_HD StagePlan stage_row(const StageParams& p, int32_t b, RowCheck& check) {
+// What is read of a row; all of it is under way before any is looked at.
+struct StageInputs {
+  int32_t committed = 0;
+  int32_t limit = INT32_MAX;
+  int32_t asked = INT32_MAX;
+  int32_t known = 0;
+  int32_t drafts = 0;
+  PageRange pages;
+};
+
+SPECMETA_HD StageInputs read_row(const StageParams& p, int32_t b, const RowCheck& check) {
+  StageInputs in;
+  if (p.query_lens && b < p.rows.batch) in.asked = load(p.query_lens + b);
+  if (!check.alive) return in;
   const int32_t s = check.slot;
+  in.committed = load(p.committed_lens + s);
+  if (p.limit_lens) in.limit = load(p.limit_lens + s);
+  if (p.known_lens) in.known = load(p.known_lens + s);
+  if (p.num_drafts) in.drafts = load(p.num_drafts + s);
+  in.pages = read_pages(p.pages, s);
+  return in;
+}
+
+SPECMETA_HD StagePlan stage_row(const StageParams& p, const StageInputs& in, RowCheck& check) {
   StagePlan plan;
-  int64_t cached = load(p.committed_lens + s);
-  if (p.limit_lens) cached = min64(cached, load(p.limit_lens + s));
-  const int64_t asked = p.query_lens ? load(p.query_lens + b) : kCountLimit;
-  const int64_t drafts = p.num_drafts ? load(p.num_drafts + s) : 0;
-  if (cached < 0 || asked < 0 || drafts < 0) {
+  const int64_t cached = min32(in.committed, in.limit);
+  if (cached < 0 || in.asked < 0 || in.drafts < 0) {
     check.faults |= kBadCount;
     return plan;
   }
-  const int32_t allocated = count_allocated(p.pages, check);
+  const int32_t allocated = count_allocated(p.pages, in.pages, check.faults);
 
-  int64_t q = asked;
+  int64_t q = p.query_lens ? in.asked : kCountLimit;
   if (p.known_lens) {
-    const int64_t known = load(p.known_lens + s);
-    plan.certain = static_cast<int32_t>(max64(known - cached, 0));
-    q = min64(q, max64(known - cached + drafts, 0));
+    plan.certain = static_cast<int32_t>(max64(in.known - cached, 0));
+    q = min64(q, max64(in.known - cached + in.drafts, 0));
   }
   q = shorten(q, find_capacity(p.pages, p.layout, check.slot, allocated, cached + q) - cached, check);
   if (p.tokens) q = shorten(q, p.tokens.width - cached, check);
@@ -52,7 +70,7 @@ SPECMETA_HD StagePlan stage_row(const StageParams& p, int32_t b, RowCheck& check
 template <class Cta>
 SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
   const int32_t live = live_rows(p.rows);
-  const LayoutWriter layout(p.rows, p.pages, p.layout);
+  const LayoutWriter layout(p.rows, p.pages, p.layout, Ints());
   const SlotWriter slots(p.rows, p.pages, p.layout.slot_mapping, p.layout.pad_slot);
   const bool by_token = p.position_ids || p.input_ids || p.layout.slot_mapping;
 
@@ -60,12 +78,15 @@ SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
       cta, p.rows.batch, by_token || p.layout.has_lists(),
       [&](int32_t first, int32_t b) {
         RowCheck check = check_slot(p.rows, b, live);
+        const StageInputs in = read_row(p, b, check);
         StagePlan plan;
-        if (check.alive) plan = stage_row(p, b, check);
+        if (check.alive) plan = stage_row(p, in, check);
         const TokenSpan span = assign(cta, p.rows, plan.q);
         if (span.q() < plan.q) check.faults |= kOverflow;
-        const LayoutRow row = layout.place(cta, first, b, check, span, span.q() > 0 ? plan.cached + span.q() : 0);
-        if (b < p.rows.batch) {
+        LayoutRow row = layout.place(cta, first, b, check, span, span.q() > 0 ? plan.cached + span.q() : 0,
+                                     first_page(p.pages, in.pages, check.slot));
+        row.own = check.slot;
+        if (b < p.rows.batch && cta.writes_rows()) {
           if (p.cu_seqlens_q) store(p.cu_seqlens_q + b + 1, span.end);
           if (p.num_draft_tokens) {
             store(p.num_draft_tokens + b, row.seq_len > 0 ? max32(span.q() - plan.certain, 0) : 0);
@@ -75,15 +96,18 @@ SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
       },
       [&](const Window& window) {
         if (by_token) {
-          for_tokens(
-              cta, window,
-              [positions = p.position_ids](int32_t t, const LayoutRow& row) {
-                if (positions) positions.set(t, row.seq_len > 0 ? t + row.origin : 0);
-              },
-              [ids = p.input_ids, tokens = p.tokens, pad_token = p.pad_token](int32_t t, const LayoutRow& row) {
-                if (ids) ids.set(t, row.seq_len > 0 ? tokens.get(row.slot, t + row.origin) : pad_token);
-              },
-              [&cta, slots](int32_t t, const LayoutRow& row) { slots.write(cta, t, row); });
+          for_tokens(cta, window, slot_copy(cta, slots),
+                     TokenCopy{[](int32_t t, const LayoutRow& row) { return row.seq_len > 0 ? t + row.origin : 0; },
+                               [positions = p.position_ids](int32_t t, const LayoutRow&, int32_t, int32_t position) {
+                                 if (positions) positions.set(t, position);
+                               }},
+                     TokenCopy{[has_ids = static_cast<bool>(p.input_ids), tokens = p.tokens, pad_token = p.pad_token](
+                                   int32_t t, const LayoutRow& row) {
+                                 return has_ids && row.seq_len > 0 ? tokens.get(row.own, t + row.origin) : pad_token;
+                               },
+                               [ids = p.input_ids](int32_t t, const LayoutRow&, int32_t, int64_t id) {
+                                 if (ids) ids.set(t, id);
+                               }});
         }
         layout.fill(cta, window);
       });

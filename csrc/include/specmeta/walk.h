@@ -5,15 +5,6 @@
 
 namespace specmeta {
 
-// A run of rows in the tile, and those of their tokens and pages that this Cta writes.
-struct Window {
-  int32_t first = 0;     // the batch's row that stands first in the tile
-  int32_t num_rows = 0;  // in the tile
-  int32_t own = 0;       // from here on in the tile, what is by row is written here as well
-  int32_t token = 0, token_end = 0;
-  int32_t page = 0, page_end = 0;  // places in kv_indices
-};
-
 // The number of i in [0, n) with item(i) <= x, where item is increasing. Called by every thread: each round divides the
 // range by size(), so that a tile takes one.
 template <class Cta, class Item>
@@ -73,36 +64,66 @@ SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
   cta.sync();
 }
 
-// Puts the share's next rows into the tile; false: there are none. The tile may be read when it returns.
+// Puts the share's next rows into the tile; false: there are none. The first thread finds the window.
 template <class Cta>
-SPECMETA_HD bool next_window(Cta& cta, Window& window) {
-  const WalkState state = cta.walk();
-  if (state.next >= state.end_row) return false;
+SPECMETA_HD bool next_window(Cta& cta) {
+  WalkState& state = cta.walk();
+  const int32_t next = state.next, end_row = state.end_row;
+  if (next >= end_row) return false;
   typename Cta::Row* tile = cta.tile();
-  window.first = state.next;
-  window.num_rows = min32(cta.size(), state.end_row - state.next);
-  if (cta.rank() < window.num_rows) tile[cta.rank()] = load(cta.records() + state.next + cta.rank());
+  const int32_t num_rows = min32(cta.size(), end_row - next);
+  if (cta.rank() < num_rows) tile[cta.rank()] = load(cta.records() + next + cta.rank());
   cta.sync();
-  if (cta.rank() == 0) {
-    cta.walk().next = state.next + window.num_rows;
-    cta.walk().left_out = 0;
-  }
+  if (cta.rank() > 0) return true;
 
   const auto& front = tile[0];
+  const auto& back = tile[num_rows - 1];
+  Window window;
+  window.first = next;
+  window.num_rows = num_rows;
   window.own = state.left_out > 0;
   const int64_t left_out = max64(state.left_out - 1, 0);
   const auto tokens = static_cast<int32_t>(min64(left_out, front.token_end() - front.token_begin));
   window.token = front.token_begin + tokens;
   window.page = front.page_begin + static_cast<int32_t>(left_out - tokens);
-  const auto& back = tile[window.num_rows - 1];
   window.token_end = back.token_end();
   window.page_end = back.page_end;
-  if (window.first + window.num_rows == state.end_row) {
+  if (next + num_rows == end_row) {
     const auto taken = static_cast<int32_t>(min64(state.taken, back.token_end() - back.token_begin));
     window.token_end = back.token_begin + taken;
     window.page_end = static_cast<int32_t>(min64(window.page_end, back.page_begin + (state.taken - taken)));
   }
+  state.window = window;
+  state.next = next + num_rows;
+  state.left_out = 0;
   return true;
+}
+
+// The window of all rows of a tile that this Cta has placed.
+template <class Row>
+SPECMETA_HD Window whole_window(const Row* tile, int32_t first, int32_t num_rows) {
+  Window window;
+  window.first = first;
+  window.num_rows = num_rows;
+  window.token = tile[0].token_begin;
+  window.token_end = tile[num_rows - 1].token_end();
+  window.page = tile[0].page_begin;
+  window.page_end = tile[num_rows - 1].page_end;
+  return window;
+}
+
+// This Cta's part of what each of them has, of whole sectors.
+template <class Cta>
+SPECMETA_HD void cut(Cta& cta, int32_t& begin, int32_t& end) {
+  constexpr int32_t kAlign = 32;  // elements
+  int log2 = 0;
+  while ((1 << log2) < cta.num_blocks()) ++log2;
+  const int64_t front = begin & ~(kAlign - 1);
+  const int64_t size = ((end - front) >> log2) / kAlign * kAlign + kAlign;
+  const int64_t from = front + cta.block() * size;
+  const bool is_back = cta.block() + 1 == cta.num_blocks();
+  begin = static_cast<int32_t>(clamp64(from, begin, end));
+  if (!is_back) end = static_cast<int32_t>(min64(from + size, end));
 }
 
 // place(first, b)  what there is to know of row b; writes what is by row. Called by every thread, tile after tile, of
@@ -121,27 +142,19 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
       all.page_end = row.page_end;
       if (!has_more) continue;
       tile[0] = row;
-      Window window;
-      window.first = b;
-      window.num_rows = 1;
-      window.token = row.token_begin;
-      window.token_end = row.token_end();
-      window.page = row.page_begin;
-      window.page_end = row.page_end;
-      fill(window);
+      fill(whole_window(tile, b, 1));
     }
     return all;
   }
-  const bool is_alone = cta.num_blocks() == 1;
+  const bool is_alone = cta.num_blocks() == 1 || cta.is_whole();
   bool is_sharing = false;
   auto first = static_cast<int32_t>(min64(int64_t{cta.tile_index()} * cta.size(), INT32_MAX));
   int32_t placed = 0;
-  // Alone, a turn a tile. Else a turn for each tile that the Cta takes, and then one for each window of its share.
-  // NOTE: one loop for both, since place() and fill() are large, and compiled where they are called. What it remembers
-  // from turn to turn is in cta.walk(), for the same reason: registers are few.
+  // Alone, or where each has all rows, a turn a tile. Else a turn for each tile that the Cta takes, and then one for
+  // each window of its share. NOTE: one loop for both, since place() and fill() are large, and compiled where they are
+  // called. What it remembers from turn to turn is in cta.walk(), for the same reason: registers are few.
   SPECMETA_NO_UNROLL
   while (true) {
-    Window window;
     if (!is_sharing) {
       if (first < batch) {
         const auto b = static_cast<int32_t>(min64(int64_t{first} + cta.rank(), INT32_MAX));
@@ -165,23 +178,23 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
         continue;
       }
       cta.sync();
-      window.first = first;
-      window.num_rows = min32(cta.size(), batch - first);
-      const auto& back = tile[window.num_rows - 1];
-      window.token = tile[0].token_begin;
-      window.token_end = back.token_end();
-      window.page = tile[0].page_begin;
-      window.page_end = back.page_end;
       if (cta.rank() == 0) {
-        if (first == 0) cta.walk().all.token = window.token;
-        cta.walk().all.token_end = window.token_end;
-        cta.walk().all.page_end = window.page_end;
+        WalkState& state = cta.walk();
+        state.window = whole_window(tile, first, min32(cta.size(), batch - first));
+        if (first == 0) state.all.token = state.window.token;
+        state.all.token_end = state.window.token_end;
+        state.all.page_end = state.window.page_end;
+        if (cta.is_whole()) {
+          cut(cta, state.window.token, state.window.token_end);
+          cut(cta, state.window.page, state.window.page_end);
+        }
       }
       first = static_cast<int32_t>(min64(int64_t{first} + cta.size(), INT32_MAX));
-    } else if (!next_window(cta, window)) {
+    } else if (!next_window(cta)) {
       break;
     }
-    if (has_more) fill(window);
+    cta.sync();
+    if (has_more) fill(cta.walk().window);
     cta.sync();  // the tile is read until here
   }
   return cta.walk().all;
@@ -190,31 +203,51 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
 // fn(i) for begin <= i < end, shared among all threads of all Ctas.
 template <class Cta, class Fn>
 SPECMETA_HD void for_all(Cta& cta, int32_t begin, int32_t end, Fn fn) {
-  const int64_t step = int64_t{cta.num_blocks()} * cta.size();
+  const uint32_t step = cta.num_blocks() * cta.size();  // far below 2^31, so that no sum here wraps
   SPECMETA_NO_UNROLL
-  for (int64_t i = begin + int64_t{cta.block()} * cta.size() + cta.rank(); i < end; i += step) {
+  for (uint32_t i = begin + cta.block() * cta.size() + cta.rank(); i < static_cast<uint32_t>(max32(end, 0));
+       i += step) {
     fn(static_cast<int32_t>(i));
   }
 }
 
-// fn(t, row) of each fn, for a window's tokens, shared among the threads.
-template <class Cta, class... Fns>
-SPECMETA_HD void for_tokens(Cta& cta, const Window& window, Fns... fns) {
+// What is done for each token t of a row b: store(t, row, b, load(t, row)).
+template <class Load, class Store>
+struct TokenCopy {
+  Load load;
+  Store store;
+};
+template <class Load, class Store>
+TokenCopy(Load, Store) -> TokenCopy<Load, Store>;
+
+// Every load is under way before the first store, since a compiler keeps the order of those that may overlap.
+template <class Row>
+SPECMETA_HD void copy_token(int32_t, const Row&, int32_t) {}
+template <class Row, class Copy, class... Copies>
+SPECMETA_HD void copy_token(int32_t t, const Row& row, int32_t b, const Copy& copy, const Copies&... others) {
+  const auto value = copy.load(t, row);
+  copy_token(t, row, b, others...);
+  copy.store(t, row, b, value);
+}
+
+// Each copy for a window's tokens, shared among the threads.
+template <class Cta, class... Copies>
+SPECMETA_HD void for_tokens(Cta& cta, const Window& window, Copies... copies) {
   const typename Cta::Row* tile = cta.tile();
   if constexpr (Cta::kIsSerial) {  // a loop for each: a CPU has few registers
     const typename Cta::Row row = tile[0];
     const int32_t begin = window.token, end = window.token_end;
-    const auto loop = [&](auto fn) {
-      for (int32_t t = begin; t < end; ++t) fn(t, row);
+    const auto loop = [&](auto copy) {
+      for (int32_t t = begin; t < end; ++t) copy.store(t, row, window.first, copy.load(t, row));
     };
-    (loop(fns), ...);
+    (loop(copies), ...);
     return;
   }
   SPECMETA_NO_UNROLL
   for (uint32_t i = window.token + cta.rank(); i < static_cast<uint32_t>(window.token_end); i += cta.size()) {
     const auto t = static_cast<int32_t>(i);
-    const auto& row = tile[find_owner(window.num_rows, t, [&](int32_t r) { return tile[r].token_begin; })];
-    (fns(t, row), ...);
+    const int32_t r = find_owner(window.num_rows, t, [&](int32_t k) { return tile[k].token_begin; });
+    copy_token(t, tile[r], window.first + r, copies...);
   }
 }
 

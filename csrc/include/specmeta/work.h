@@ -33,23 +33,31 @@ inline int64_t work(const KeepLastParams& p) {
 inline int64_t work(const DraftListsParams& p) {  // of a step
   return int64_t{p.rows.batch} + p.kv_indices.width;
 }
-inline int64_t work(const MapSlotsParams& p) {
-  return int64_t{p.rows.batch} + p.num_slots;
+inline int64_t work(const MapSlotsParams& p) {  // a token's page is read after its position
+  return int64_t{p.rows.batch} + 4 * int64_t{p.num_slots};
 }
 inline int64_t work(const DraftStepParams& p) {
   if (p.last) return p.rows.batch;
   return work(p.rows, p.layout, p.position_ids || p.input_ids || p.layout.slot_mapping);
 }
 
-// One Cta does this much alone as fast as several would together.
-inline constexpr int64_t kAloneWork = 8192;
 inline constexpr int32_t kMaxBlocks = 1024;
 
-// How many Ctas of tile_size threads: one, or a power of two.
-inline int32_t count_blocks(int32_t rows, int64_t work, int32_t tile_size) {
-  if (rows <= tile_size && work <= kAloneWork) return 1;
-  int32_t blocks = 2;
-  while (blocks < kMaxBlocks && int64_t{blocks} * 2 * kLeastShare <= work) blocks *= 2;
+// How many threads a Cta has on a GPU: as many as there are rows, if it may.
+inline int32_t count_threads(int32_t rows) {
+  int32_t threads = kTileRows / 4;
+  while (threads < rows && threads < kTileRows) threads *= 2;
+  return threads;
+}
+
+// How many such Ctas: a power of two. Several that each place all rows cost little. Others agree through a workspace,
+// which takes as long as one alone takes for two shares.
+inline int32_t count_blocks(int32_t rows, int64_t work, bool is_repeatable) {
+  const bool is_whole = is_repeatable && rows <= kTileRows;
+  const int64_t share = is_whole ? kLeastWholeShare : kLeastShare;
+  if (!is_whole && rows <= kTileRows && work <= 2 * share) return 1;
+  int32_t blocks = is_whole ? 1 : 2;
+  while (blocks < kMaxBlocks && blocks * 2 * share <= work) blocks *= 2;
   return blocks;
 }
 
