@@ -17,7 +17,7 @@ BUILT := $(VENV)/.built-$(SPECMETA_CUDA)
 VLLM := .venv-vllm
 VLLM_ARGS ?=
 export SPECMETA_CUDA
-CXX_SOURCES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_SOURCES = $(shell find csrc tests/cpp tests/emulator -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help setup build demo smollm2 bench test fuzz test-vllm docs lint format wheel clean
 

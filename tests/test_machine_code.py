@@ -24,7 +24,7 @@ from torch import Tensor
 import specmeta
 from specmeta import _library, reference, testing
 from specmeta.cases import load_case
-from tools import kernel_work
+from tools import kernel_table, kernel_work
 from tools.kernel_table import ARCHITECTURES, find_cuobjdump
 
 OPTIONAL = (
@@ -200,7 +200,7 @@ def _sectors(elements: int, size: int) -> int:
 
 @pytest.mark.parametrize("load", [kernel_work.LOADS[0], kernel_work.LOADS[3]])
 def test_counts(load: kernel_work.Load, get_device: GetDevice) -> None:
-    """One block reads each sector that it needs, and writes each, once or a little more often."""
+    """A launch reads each sector that it needs, and writes each, once or a little more often."""
     device = get_device("sm_90")
     device.schedule = Schedule()
     call = kernel_work.calls(load)["stage"]
@@ -217,3 +217,27 @@ def test_counts(load: kernel_work.Load, get_device: GetDevice) -> None:
     for issued, distinct in ((work.read_issued, work.read), (work.written_issued, work.written)):
         assert sum(distinct.values()) <= sum(issued.values()) <= 2 * sum(distinct.values())
     assert work.dependent_loads >= 2  # a length, then a page
+    total = sum(work.instructions.values())
+    assert total / work.blocks <= work.most_instructions < total
+
+
+@pytest.fixture(scope="module")
+def results(get_device: GetDevice) -> list[kernel_work.Result]:
+    device = get_device(kernel_work.ARCHITECTURE)
+    device.schedule, device.blocks = Schedule(), None
+    return kernel_work.measure(device)
+
+
+@pytest.mark.parametrize("operation", kernel_work.OPERATIONS)
+def test_chains_are_short(operation: str, results: list[kernel_work.Result]) -> None:
+    chains = {r.load: r.work.dependent_loads for r in results if r.operation == operation}
+    assert len(chains) == len(kernel_work.LOADS)
+    assert max(chains.values()) <= 8, chains
+
+
+def test_docs_have_the_table(results: list[kernel_work.Result]) -> None:
+    made = kernel_work.table(results, kernel_table.nvcc_version(_library.PATH)).splitlines()
+    documented = kernel_table.documented("work table")[1].splitlines()
+    if documented and documented[0] != made[0]:
+        pytest.skip(f"docs/kernels.md: {documented[0]} Here: {made[0]}")
+    assert documented == made, "run tools/kernel_work.py --write"

@@ -22,7 +22,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "specmeta" / "libspecmeta.so"
 DOCS = ROOT / "docs" / "kernels.md"
-BEGIN, END = "<!-- kernel table: begin -->\n", "<!-- kernel table: end -->\n"
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 # The kernel of each operator. A library has these and no others, each once.
@@ -229,7 +228,7 @@ def nvcc_version(library: Path) -> str:
 
 
 def table(kernels: Iterable[Kernel], version: str) -> str:
-    """Return what stands between the markers of docs/kernels.md."""
+    """Return the kernel table of docs/kernels.md."""
     columns = [name for name in Kernel._fields if name not in {"name", "architecture"}]
     lines = [
         f"Compiled by nvcc {version}.",
@@ -245,13 +244,26 @@ def table(kernels: Iterable[Kernel], version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def documented(docs: str) -> tuple[str, str, str]:
-    """Return docs/kernels.md before, in and after its table."""
-    before, begin, rest = docs.partition(BEGIN)
-    inside, end, after = rest.partition(END)
+def documented(name: str) -> tuple[str, str, str]:
+    """Return docs/kernels.md before, in and after what stands between the markers of a name."""
+    first, last = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, begin, rest = DOCS.read_text().partition(first)
+    inside, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{DOCS}: the lines {BEGIN.strip()} and {END.strip()} are missing")
+        raise ValueError(f"{DOCS}: the lines {first.strip()} and {last.strip()} are missing")
     return before + begin, inside, end + after
+
+
+def document(name: str, made: str, write: bool) -> list[str]:
+    """Write a table to docs/kernels.md, or print it; return a line where another one is there."""
+    before, inside, after = documented(name)
+    if write:
+        DOCS.write_text(before + made + after)
+        return []
+    print(made, end="")
+    if inside == made:
+        return []
+    return [f"docs/kernels.md has another {name}: run {sys.argv[0]} --write"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -264,17 +276,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         sys.exit(f"kernel_table: {error}")
     made = table(kernels, nvcc_version(options.library))
-    before, inside, after = documented(DOCS.read_text())
     wrong = [line for kernel in kernels for line in broken_rules(kernel).values()]
     for architecture in ARCHITECTURES:
         names = wrong_names(kernel for kernel in kernels if kernel.architecture == architecture)
         wrong += [f"{architecture}: {line}" for line in names]
-    if options.write:
-        DOCS.write_text(before + made + after)
-    else:
-        print(made, end="")
-        if inside != made:
-            wrong.append("docs/kernels.md has another table: run tools/kernel_table.py --write")
+    wrong += document("kernel table", made, options.write)
     print("".join(f"{line}\n" for line in wrong), end="", file=sys.stderr)
     return int(bool(wrong))
 

@@ -1,7 +1,8 @@
-"""What a launch costs, counted on the machine code: a table in Markdown. No GPU is needed.
+"""What a launch executes, counted on the machine code: the table in docs/kernels.md.
 
-Run in the environment of ``make build``: ``python tools/kernel_work.py``. The kernels run in
-tests/emulator on the four loads of tests/cpp/test_memory.cpp. These are counts, not times.
+Run in the environment of ``make build``; no GPU is needed. The kernels run in tests/emulator on
+loads like those of tests/cpp/test_memory.cpp. These are counts, not times. The exit status is 1
+where, without ``--write``, docs/kernels.md has another table.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from emulator.machine import Work  # noqa: E402
 
 import specmeta  # noqa: E402
 from specmeta import testing  # noqa: E402
+from tools import kernel_table  # noqa: E402
 
+ARCHITECTURE = "sm_90"
 TOKENS = 5  # a row
-SECTOR = 32
 
 
 class Load(NamedTuple):
@@ -134,39 +136,46 @@ def run(gpu: device.Device, operation: str, load: Load) -> Result:
     return Result(operation, load.name, gpu.works[-1])
 
 
-def measure(architecture: str) -> list[Result]:
+def measure(gpu: device.Device) -> list[Result]:
     """Count each operation on each load."""
-    with tempfile.TemporaryDirectory() as folder:
-        library = device.build(Path(folder))
-        gpu = device.Device(library, architecture, Path(folder, architecture))
-        return [run(gpu, operation, load) for operation in OPERATIONS for load in LOADS]
+    return [run(gpu, operation, load) for operation in OPERATIONS for load in LOADS]
 
 
-def table(results: Sequence[Result]) -> str:
-    """The counts as a table in Markdown."""
+def table(results: Sequence[Result], version: str) -> str:
+    """Return the work table of docs/kernels.md."""
     lines = [
-        "| operation | work | blocks | warp instructions | sectors read, issued / distinct "
-        "| written, issued / distinct | of these the workspace's | dependent loads |",
+        f"Compiled by nvcc {version}.",
+        "",
+        "| operation | work | blocks | warp instructions | of one block, at most "
+        "| sectors read, issued / distinct | written, issued / distinct | dependent loads |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for operation, load, work in results:
         counters = (work.read_issued, work.read, work.written_issued, work.written)
         read, read_once, written, written_once = (sum(counter.values()) for counter in counters)
-        scratch = " / ".join(f"{counter['workspace']:,}" for counter in counters)
         lines.append(
-            f"| `{operation}` | {load} | {work.blocks} | {sum(work.instructions.values()):,} "
-            f"| {read:,} / {read_once:,} | {written:,} / {written_once:,} | {scratch} "
-            f"| {work.dependent_loads} |"
+            f"| {operation} | {load} | {work.blocks} | {sum(work.instructions.values()):,} "
+            f"| {work.most_instructions:,} | {read:,} / {read_once:,} "
+            f"| {written:,} / {written_once:,} | {work.dependent_loads} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--architecture", default="sm_90", help="default: sm_90")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/kernels.md")
     options = parser.parse_args(arguments)
-    print(table(measure(options.architecture)), end="")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            library = device.build(Path(folder))
+            results = measure(device.Device(library, ARCHITECTURE, Path(folder, ARCHITECTURE)))
+    except RuntimeError as error:
+        sys.exit(f"kernel_work: {error}")
+    made = table(results, kernel_table.nvcc_version(kernel_table.LIBRARY))
+    wrong = kernel_table.document("work table", made, options.write)
+    print("".join(f"{line}\n" for line in wrong), end="", file=sys.stderr)
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,7 @@
-"""Kernels in machine code: taken out of a library, decoded, with what a launch has to set up."""
+"""Kernels in machine code: taken out of a library, decoded, with what a launch has to set up.
+
+cuobjdump unpacks and disassembles them; sizes, literals and the constant banks are in the ELF file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The operations on an emulated GPU: the library's own host code, and its kernels' machine code."""
+"""The operations on an emulated GPU: the library's own host code, and its kernels' machine code.
+
+The C library is linked with `runtime.cpp`, which hands each launch to Python: kernel, grid, bytes
+of parameters. The tensors lie in one stretch of host memory, with red zones between them.
+"""
 
 from __future__ import annotations
 

@@ -59,6 +59,7 @@ class Work:
     read: Counter[str] = field(default_factory=Counter)  # distinct
     written: Counter[str] = field(default_factory=Counter)
     dependent_loads: int = 0
+    most_instructions: int = 0  # of one block
 
 
 class Shadow:
@@ -177,7 +178,7 @@ class Launch:
         count = len(memory.names)
         self.read_issued, self.written_issued = np.zeros(count, int), np.zeros(count, int)
         self.seen = np.zeros((2, len(memory.owner)), bool)
-        self.dependent_loads = 0
+        self.dependent_loads = self.most_instructions = 0
         self.running: list[Block] = []
 
     def run(self) -> Work:
@@ -195,14 +196,19 @@ class Launch:
                 speeds = np.cumsum([block.speed for block in self.running])
                 turn = int(np.searchsorted(speeds, self.random.random() * speeds[-1]))
             block = self.running[turn % len(self.running)]
+            before = self.issued
             block.turn(int(self.random.integers(1, 65)) if shuffled else FAR)
+            block.issued += self.issued - before
             if not block.alive.any():
                 self.running.remove(block)
                 self.dependent_loads = max(self.dependent_loads, int(block.depth.max()))
+                self.most_instructions = max(self.most_instructions, block.issued)
         return self.work()
 
     def work(self) -> Work:
-        work = Work(self.kernel.name, self.num_blocks, dependent_loads=self.dependent_loads)
+        work = Work(self.kernel.name, self.num_blocks)
+        work.dependent_loads = self.dependent_loads
+        work.most_instructions = self.most_instructions
         for count, instruction in zip(self.counts, self.kernel.code, strict=False):
             work.instructions[instruction.opcode] += count
         names, owner = self.memory.names, self.memory.owner
@@ -248,6 +254,7 @@ class Block:
         self.barrier, self.barrier_result = "", 0
         self.here: Instruction = self.code[0]
         self.slept = False
+        self.issued = 0  # warp instructions
         self.waited = np.full(warps, not launch.may_overlap)  # for the launch before
         self.speed = 0.1 ** launch.random.integers(0, 4)  # beside other blocks
 

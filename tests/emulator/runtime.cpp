@@ -1,4 +1,5 @@
 // Stands in for the CUDA runtime: a launch is handed to a callback, with all that the host code made of it.
+// It has what the library and the code that nvcc generates for it call; to link another call fails.
 #include <cuda_runtime_api.h>
 
 #include <map>

@@ -1,4 +1,5 @@
 // Small kernels for tests/test_emulator.py: what they compute is known, or what is wrong with them.
+// All have the same parameters.
 #include <cstdint>
 #include <cuda/atomic>
 
