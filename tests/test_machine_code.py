@@ -132,7 +132,8 @@ def _make_long(operation: str, call: dict[str, Any], draw: random.Random) -> Non
 def _large_call(operation: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Up to three tiles of rows; some arguments are absent, some values are wrong."""
     draw = random.Random(seed)
-    monkeypatch.setattr(test_large, "ROWS", draw.choice((2_500, 2_048, 1_025, 700)))
+    rows = draw.choice((2_500, 2_048, 1_025, 1_024, 700, 257, 256))
+    monkeypatch.setattr(test_large, "ROWS", rows)
     call = test_large._call(operation, page_size=draw.choice((1, 3, 16)))
     call = {k: v for k, v in call.items() if k not in OPTIONAL or draw.random() < 0.7}
     if "page_table" in call and draw.random() < 0.4:

@@ -31,8 +31,8 @@ OPERATIONS = (
     "draft_lists",
     "draft_step",
 )
-# Rows and page size: one block; a block's last row, and one more; several blocks.
-SIZES = ((1, 1), (3, 4), (33, 48), (1_023, 16), (1_025, 1), (2_500, 16))
+# Rows and page size: one block; the edges of a block's size and of a tile; several tiles.
+SIZES = ((1, 1), (3, 4), (33, 48), (256, 16), (257, 16), (1_024, 16), (1_025, 1), (2_500, 16))
 _PAGES, _DRAFTS, _VOCAB = 6, 4, 8
 
 

@@ -10,8 +10,7 @@
 
 namespace specmeta::cuda {
 
-// At most. A block has room for 64 registers a thread then; fewer, since a kernel this short is better small.
-inline constexpr int kThreads = kTileRows;
+// A block of kTileRows threads has room for 64 registers a thread; fewer, since a kernel this short is better small.
 inline constexpr int kMaxRegisters = 48;
 
 // kHasSteps: the grid's y is a step.
@@ -22,13 +21,13 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
   // NOTE: of a warp, then of the warps' totals. cub::BlockScan has every thread add up the totals of all warps, which
   // takes 64 registers.
   using Scan = cub::WarpScan<int64_t>;
-  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kWarps = kTileRows / 32;
   struct Shared {
     typename Scan::TempStorage scan[kWarps];
     int64_t totals[kWarps];
     unsigned long long sum;
     int32_t min;
-    alignas(Row) unsigned char tile[kThreads * sizeof(Row)];  // bytes: shared memory has no constructors
+    alignas(Row) unsigned char tile[kTileRows * sizeof(Row)];  // bytes: shared memory has no constructors
     int64_t state[kNumChains + kNumNews];
     alignas(WalkState) unsigned char walk[sizeof(WalkState)];
   };

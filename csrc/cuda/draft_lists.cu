@@ -1,11 +1,11 @@
 // draft_lists: the page lists of all draft steps at once (pseudocode: specmeta/draft_lists.h).
 //
-// Grid: from the sizes of the tensors, never from values; in y, a step. The blocks of a step take a tile of kThreads
-// rows each, then their share of its pages. Capturable: the parameters travel by value, no memory is allocated, no size
-// is read back.
+// Grid and block: from the sizes of the tensors, never from values; in y, a step. Up to 1,024 rows each block places
+// all of them, with more it takes tiles of so many; then it has its share of all pages. Capturable: the parameters
+// travel by value, no memory is allocated, no size is read back.
 //
 // Memory, in bytes and for each step: read 4 to 8 a row for seq_lens and num_pages, 4 a used page; written 16 a row, 4
-// a used page. Of many blocks, 32 a row more, written once and read by each block.
+// a used page. With more than 1,024 rows, 32 a row more, written once and read by each block.
 #include "cta.cuh"
 #include "specmeta/draft_lists.h"
 

@@ -1,11 +1,12 @@
 // stage: the rows of a step from the state by slot; the first node of an iteration (pseudocode: specmeta/stage.h).
 //
-// Grid: from the sizes of the tensors, never from values. Each block takes a tile of kThreads rows, then its share of
-// all tokens and pages. Capturable: the parameters travel by value, no memory is allocated, no size is read back.
+// Grid and block: from the sizes of the tensors, never from values. Up to 1,024 rows each block places all of them,
+// with more it takes tiles of so many; then it has its share of all tokens and pages. Capturable: the parameters travel
+// by value, no memory is allocated, no size is read back.
 //
 // Memory, in bytes: read 4 a row for each of committed_lens, known_lens, num_drafts, query_lens and num_pages, 8 a
-// token of the ledger, 4 a used page; written 4 to 8 a row and output, 24 a token, 4 a used page. Of many blocks, 32 a
-// row more, written once and read by each block. tests/cpp/test_memory.cpp counts the sectors.
+// token of the ledger, 4 a used page; written 4 to 8 a row and output, 24 a token, 4 a used page. With more than 1,024
+// rows, 32 a row more, written once and read by each block. tests/cpp/test_memory.cpp counts the sectors.
 #include "cta.cuh"
 #include "specmeta/stage.h"
 

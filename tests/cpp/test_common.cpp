@@ -1,6 +1,7 @@
 // Divider, find_owner, and stores that saturate.
 #include "specmeta/common.h"
 #include "specmeta/rows.h"
+#include "specmeta/work.h"
 #include "testing.h"
 
 namespace specmeta::testing {
@@ -61,6 +62,11 @@ void test_find_owner(Random& random) {
           find_owner(static_cast<int32_t>(n), static_cast<int32_t>(x), [&](int32_t r) { return exact.data()[r]; });
       SPECMETA_CHECK(found == expected, "n %" PRId64 ", x %" PRId64 ": %" PRId64 ", not %" PRId64, n, x, found,
                      expected);
+      const int64_t from = random.between(0, expected);
+      const int64_t near = find_owner_from(static_cast<int32_t>(from), static_cast<int32_t>(n), static_cast<int32_t>(x),
+                                           [&](int32_t r) { return exact.data()[r]; });
+      SPECMETA_CHECK(near == expected, "n %" PRId64 ", x %" PRId64 " from %" PRId64 ": %" PRId64 ", not %" PRId64, n, x,
+                     from, near, expected);
     }
     const int64_t last = find_owner(static_cast<int32_t>(n), INT32_MAX, [&](int32_t r) { return exact.data()[r]; });
     SPECMETA_CHECK(last == n - 1, "n %" PRId64 ": %" PRId64, n, last);
@@ -85,6 +91,21 @@ void test_stores() {
   }
 }
 
+void test_grid() {
+  for (const int32_t rows : {0, 1, 256, 257, 512, 513, 1024, 1025, 65536}) {
+    const int32_t threads = count_threads(rows);
+    SPECMETA_CHECK(threads >= min32(rows, kTileRows) && threads <= kTileRows, "%d rows: %d threads", rows, threads);
+    for (const bool is_repeatable : {false, true}) {
+      for (int64_t work = rows; work < int64_t{1} << 32; work = 3 * work + 1000) {
+        const int32_t blocks = count_blocks(rows, work, is_repeatable);
+        SPECMETA_CHECK(blocks >= 1 && blocks <= kMaxBlocks && (blocks & (blocks - 1)) == 0, "%d rows: %d blocks", rows,
+                       blocks);
+        SPECMETA_CHECK(rows <= kTileRows || blocks > 1, "%d rows: %d blocks", rows, blocks);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace specmeta::testing
 
@@ -94,5 +115,6 @@ int main() {
   test_divider(random);
   test_find_owner(random);
   test_stores();
+  test_grid();
   return 0;
 }

@@ -92,7 +92,7 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
       [&](const Window& window) {
         if (by_token) {
           for_tokens(
-              cta, window, slot_copy(cta, slots),
+              cta, window, SlotCopy<Cta>{cta, slots},
               TokenCopy{[from = p.position_ids, to = positions](int32_t t, const LayoutRow&) {
                           return from && to ? from.get(t) : t;
                         },

@@ -14,18 +14,16 @@
 //
 // A batch is cut into tiles of size() rows: each thread reads the scalars of one row once, scans give every row its
 // place, and then tokens and pages are shared out in equal parts (walk.h). One Cta may do all of that, a tile at a
-// time. Or many do. Where the batch is one tile, each places all rows for itself, one writes what is by row, and none
-// waits for another. Else they agree through a workspace: each takes a tile as long as there are any. So a tile that
-// isn't done is held by a Cta that runs, and that waits for earlier tiles only: all get on, however few run at a time.
-// To that end:
+// time. Or many do. Where the batch is one tile and a row may be placed by several, each places all rows for itself,
+// one writes what is by row, and none waits for another. Else they agree through a workspace: each takes a tile as long
+// as there are any. So a tile that isn't done is held by a Cta that runs, and that waits for earlier tiles only: all
+// get on, however few run at a time. To that end:
 //
 //   int32_t block(), num_blocks()        this Cta's number, and how many there are
 //   bool is_whole()                      whether each of many Ctas places all rows
 //   bool writes_rows()                   whether what is by row is this Cta's to write
-//   void arrive(), bool is_last()        with is_whole(): nothing that others may replace will be read any more;
-//   whether
-//                                        all others have said so before, so that this Cta may replace it. Called by
-//                                        every thread
+//   void arrive(), bool is_last()        with is_whole(): nothing that others may replace is read any more; whether all
+//                                        others have said so, so that this Cta may replace it. Called by every thread
 //   int32_t tile_index()                 its tile, past the last where there is none left
 //   void next_tile()                     takes another one; called by every thread
 //   int64_t least_share()                less of the work isn't worth a Cta
@@ -45,7 +43,6 @@ namespace specmeta {
 inline constexpr int32_t kTileRows = 1024;
 // Less of the work isn't worth a block of a GPU.
 inline constexpr int64_t kLeastShare = 4 * kTileRows;
-inline constexpr int64_t kLeastWholeShare = kTileRows;  // of one that places all rows
 
 // What sum_before() runs over, and what is announced: by the tile in which something ends.
 enum Chain { kTokens, kPages, kNumChains };

@@ -60,9 +60,8 @@ class LayoutWriter {
     row.token_begin = span.begin;
     row.origin = length - span.end;
     row.seq_len = length;
-    row.pages = first_page;
+    row.pages = first_page - (out_.kv_indices ? begin : 0);
     if (out_.kv_indices) {
-      row.pages -= begin;
       row.page_begin = static_cast<int32_t>(begin);
       row.page_end = static_cast<int32_t>(begin + n);
     }
@@ -84,8 +83,8 @@ class LayoutWriter {
     int log2 = 0;  // of how many runs there are
     while ((kRunThreads << (log2 + 1)) <= cta.size()) ++log2;
     const int32_t front = window.page & ~(kRunThreads - 1);  // runs of whole sectors
-    const int32_t step = ((window.page_end - front) >> log2) / kRunThreads * kRunThreads + kRunThreads;
-    const int64_t from = int64_t{front} + run * step;
+    const int32_t step = ((window.page_end - front - 1) >> log2) / kRunThreads * kRunThreads + kRunThreads;
+    const int64_t from = front + int64_t{run} * step;
     const auto end = static_cast<uint32_t>(min64(from + step, window.page_end));
     uint32_t begin = from + cta.rank() % kRunThreads;
     while (begin < static_cast<uint32_t>(window.page)) begin += lanes;

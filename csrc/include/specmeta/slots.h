@@ -75,12 +75,16 @@ class SlotWriter {
   int32_t* status_;
 };
 
-// The slots of a layout's tokens, for for_tokens(): it holds copies, as SlotWriter does.
+// The slots of a layout's tokens, for for_tokens().
 template <class Cta>
-SPECMETA_HD auto slot_copy(Cta& cta, const SlotWriter& slots) {
-  return TokenCopy{
-      [slots](int32_t t, const LayoutRow& row) { return slots.load_page(t, row); },
-      [&cta, slots](int32_t t, const LayoutRow& row, int32_t b, int32_t page) { slots.write(cta, t, b, row, page); }};
-}
+struct SlotCopy {
+  Cta& cta;
+  SlotWriter slots;
+
+  SPECMETA_HD int32_t load(int32_t t, const LayoutRow& row) const { return slots.load_page(t, row); }
+  SPECMETA_HD void store(int32_t t, const LayoutRow& row, int32_t b, int32_t page) const {
+    slots.write(cta, t, b, row, page);
+  }
+};
 
 }  // namespace specmeta

@@ -96,7 +96,7 @@ SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
       },
       [&](const Window& window) {
         if (by_token) {
-          for_tokens(cta, window, slot_copy(cta, slots),
+          for_tokens(cta, window, SlotCopy<Cta>{cta, slots},
                      TokenCopy{[](int32_t t, const LayoutRow& row) { return row.seq_len > 0 ? t + row.origin : 0; },
                                [positions = p.position_ids](int32_t t, const LayoutRow&, int32_t, int32_t position) {
                                  if (positions) positions.set(t, position);

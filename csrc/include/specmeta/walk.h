@@ -119,7 +119,7 @@ SPECMETA_HD void cut(Cta& cta, int32_t& begin, int32_t& end) {
   int log2 = 0;
   while ((1 << log2) < cta.num_blocks()) ++log2;
   const int64_t front = begin & ~(kAlign - 1);
-  const int64_t size = ((end - front) >> log2) / kAlign * kAlign + kAlign;
+  const int64_t size = ((end - front - 1) >> log2) / kAlign * kAlign + kAlign;
   const int64_t from = front + cta.block() * size;
   const bool is_back = cta.block() + 1 == cta.num_blocks();
   begin = static_cast<int32_t>(clamp64(from, begin, end));
@@ -142,7 +142,7 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
       all.page_end = row.page_end;
       if (!has_more) continue;
       tile[0] = row;
-      fill(whole_window(tile, b, 1));
+      fill(whole_window(&row, b, 1));
     }
     return all;
   }
@@ -204,9 +204,9 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
 template <class Cta, class Fn>
 SPECMETA_HD void for_all(Cta& cta, int32_t begin, int32_t end, Fn fn) {
   const uint32_t step = cta.num_blocks() * cta.size();  // far below 2^31, so that no sum here wraps
+  const auto stop = static_cast<uint32_t>(max32(end, 0));
   SPECMETA_NO_UNROLL
-  for (uint32_t i = begin + cta.block() * cta.size() + cta.rank(); i < static_cast<uint32_t>(max32(end, 0));
-       i += step) {
+  for (uint32_t i = static_cast<uint32_t>(begin) + cta.block() * cta.size() + cta.rank(); i < stop; i += step) {
     fn(static_cast<int32_t>(i));
   }
 }
@@ -235,7 +235,7 @@ template <class Cta, class... Copies>
 SPECMETA_HD void for_tokens(Cta& cta, const Window& window, Copies... copies) {
   const typename Cta::Row* tile = cta.tile();
   if constexpr (Cta::kIsSerial) {  // a loop for each: a CPU has few registers
-    const typename Cta::Row row = tile[0];
+    const auto& row = tile[0];
     const int32_t begin = window.token, end = window.token_end;
     const auto loop = [&](auto copy) {
       for (int32_t t = begin; t < end; ++t) copy.store(t, row, window.first, copy.load(t, row));
@@ -244,7 +244,8 @@ SPECMETA_HD void for_tokens(Cta& cta, const Window& window, Copies... copies) {
     return;
   }
   SPECMETA_NO_UNROLL
-  for (uint32_t i = window.token + cta.rank(); i < static_cast<uint32_t>(window.token_end); i += cta.size()) {
+  for (uint32_t i = static_cast<uint32_t>(window.token) + cta.rank(); i < static_cast<uint32_t>(window.token_end);
+       i += cta.size()) {
     const auto t = static_cast<int32_t>(i);
     const int32_t r = find_owner(window.num_rows, t, [&](int32_t k) { return tile[k].token_begin; });
     copy_token(t, tile[r], window.first + r, copies...);

@@ -54,7 +54,7 @@ inline int32_t count_threads(int32_t rows) {
 // which takes as long as one alone takes for two shares.
 inline int32_t count_blocks(int32_t rows, int64_t work, bool is_repeatable) {
   const bool is_whole = is_repeatable && rows <= kTileRows;
-  const int64_t share = is_whole ? kLeastWholeShare : kLeastShare;
+  const int64_t share = is_whole ? 4 * int64_t{count_threads(rows)} : kLeastShare;
   if (!is_whole && rows <= kTileRows && work <= 2 * share) return 1;
   int32_t blocks = is_whole ? 1 : 2;
   while (blocks < kMaxBlocks && blocks * 2 * share <= work) blocks *= 2;
