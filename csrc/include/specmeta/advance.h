@@ -82,8 +82,15 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
         const TokenSpan read = read_span(p.rows, b, live);
         RowCheck check = check_slot(p.rows, b, live);
         PageRange pages;
-        const Move move = read_move(p, b, check, pages);
-        const TokenSpan span = locate(cta, p.rows, b, live, read, check);
+        Move move;
+        TokenSpan span;
+        if constexpr (Cta::kIsSerial) {
+          span = locate(cta, p.rows, b, live, read, check);
+          move = read_move(p, b, check, pages);
+        } else {  // its reads are under way before the barrier
+          move = read_move(p, b, check, pages);
+          span = locate(cta, p.rows, b, live, read, check);
+        }
         const int32_t length = check.alive ? advance_row(move, span.q(), check) : 0;
         LayoutRow row = layout.place(cta, first, b, check, span, length, first_page(p.pages, pages, check.slot));
         row.own = move.shift;

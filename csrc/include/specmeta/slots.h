@@ -41,7 +41,7 @@ class SlotWriter {
   template <class Cta>
   SPECMETA_HD void write(Cta& cta, int32_t t, int32_t b, uint32_t index, int64_t page) const {
     if (!slot_mapping_) return;
-    if (page < 0) {
+    if (__builtin_expect(page < 0, false)) {
       if (status_) cta.atomic_or(status_ + slot_of(row_to_slot_, b), kBadPage);
       return pad(t);
     }
