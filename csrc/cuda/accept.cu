@@ -11,13 +11,10 @@
 #include "specmeta/accept.h"
 
 namespace specmeta::cuda {
-namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) accept_kernel(const __grid_constant__ AcceptParams params) {
   run<AcceptRow>(params, [](auto& cta, const AcceptParams& p) { accept(cta, p); });
 }
-
-}  // namespace
 
 cudaError_t launch(const AcceptParams& params, cudaStream_t stream) {
   return launch_grid<AcceptRow>(accept_kernel, params, stream);

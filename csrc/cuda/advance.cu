@@ -12,13 +12,10 @@
 #include "specmeta/advance.h"
 
 namespace specmeta::cuda {
-namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) advance_kernel(const __grid_constant__ AdvanceParams params) {
   run<LayoutRow>(params, [](auto& cta, const AdvanceParams& p) { advance(cta, p); });
 }
-
-}  // namespace
 
 cudaError_t launch(const AdvanceParams& params, cudaStream_t stream) {
   return launch_grid<LayoutRow>(advance_kernel, params, stream);

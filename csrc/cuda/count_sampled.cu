@@ -9,13 +9,10 @@
 #include "specmeta/count_sampled.h"
 
 namespace specmeta::cuda {
-namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) count_sampled_kernel(const __grid_constant__ CountSampledParams params) {
   run<BareRow>(params, [](auto& cta, const CountSampledParams& p) { count_sampled(cta, p); });
 }
-
-}  // namespace
 
 cudaError_t launch(const CountSampledParams& params, cudaStream_t stream) {
   return launch_grid<BareRow>(count_sampled_kernel, params, stream);

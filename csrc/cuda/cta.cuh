@@ -11,6 +11,8 @@
 namespace specmeta::cuda {
 
 // A block of kTileRows threads has room for 64 registers a thread; fewer, since a kernel this short is better small.
+// NOTE: kernels aren't in an anonymous namespace: its name follows from the file's path, and what fits into the
+// registers follows from names, too.
 inline constexpr int kMaxRegisters = 48;
 
 // kHasSteps: the grid's y is a step.

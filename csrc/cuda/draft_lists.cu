@@ -10,13 +10,10 @@
 #include "specmeta/draft_lists.h"
 
 namespace specmeta::cuda {
-namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) draft_lists_kernel(const __grid_constant__ DraftListsParams params) {
   run<LayoutRow, true>(params, [](auto& cta, const DraftListsParams& p) { draft_lists(cta, p, cta.step()); });
 }
-
-}  // namespace
 
 cudaError_t launch(const DraftListsParams& params, cudaStream_t stream) {
   return launch_grid<LayoutRow>(draft_lists_kernel, params, stream, params.num_steps);

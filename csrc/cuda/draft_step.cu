@@ -11,13 +11,10 @@
 #include "specmeta/draft_step.h"
 
 namespace specmeta::cuda {
-namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) draft_step_kernel(const __grid_constant__ DraftStepParams params) {
   run<LayoutRow>(params, [](auto& cta, const DraftStepParams& p) { draft_step(cta, p); });
 }
-
-}  // namespace
 
 cudaError_t launch(const DraftStepParams& params, cudaStream_t stream) {
   return launch_grid<LayoutRow>(draft_step_kernel, params, stream);

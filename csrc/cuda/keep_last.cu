@@ -9,13 +9,10 @@
 #include "specmeta/keep_last.h"
 
 namespace specmeta::cuda {
-namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) keep_last_kernel(const __grid_constant__ KeepLastParams params) {
   run<BareRow>(params, [](auto& cta, const KeepLastParams& p) { keep_last(cta, p); });
 }
-
-}  // namespace
 
 cudaError_t launch(const KeepLastParams& params, cudaStream_t stream) {
   return launch_grid<BareRow>(keep_last_kernel, params, stream);

@@ -8,13 +8,10 @@
 #include "specmeta/locate_sampled.h"
 
 namespace specmeta::cuda {
-namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) locate_sampled_kernel(const __grid_constant__ LocateSampledParams params) {
   run<BareRow>(params, [](auto& cta, const LocateSampledParams& p) { locate_sampled(cta, p); });
 }
-
-}  // namespace
 
 cudaError_t launch(const LocateSampledParams& params, cudaStream_t stream) {
   return launch_grid<BareRow>(locate_sampled_kernel, params, stream);

@@ -10,13 +10,10 @@
 #include "specmeta/map_slots.h"
 
 namespace specmeta::cuda {
-namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) map_slots_kernel(const __grid_constant__ MapSlotsParams params) {
   run<SlotsRow>(params, [](auto& cta, const MapSlotsParams& p) { map_slots(cta, p); });
 }
-
-}  // namespace
 
 cudaError_t launch(const MapSlotsParams& params, cudaStream_t stream) {
   return launch_grid<SlotsRow>(map_slots_kernel, params, stream);

@@ -11,13 +11,10 @@
 #include "specmeta/stage.h"
 
 namespace specmeta::cuda {
-namespace {
 
 __global__ void __maxnreg__(kMaxRegisters) stage_kernel(const __grid_constant__ StageParams params) {
   run<LayoutRow>(params, [](auto& cta, const StageParams& p) { stage(cta, p); });
 }
-
-}  // namespace
 
 cudaError_t launch(const StageParams& params, cudaStream_t stream) {
   return launch_grid<LayoutRow>(stage_kernel, params, stream);

@@ -92,7 +92,7 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
           span = locate(cta, p.rows, b, live, read, check);
         }
         const int32_t length = check.alive ? advance_row(move, span.q(), check) : 0;
-        LayoutRow row = layout.place(cta, first, b, check, span, length, first_page(p.pages, pages, check.slot));
+        LayoutRow row = layout.place(cta, first, b, check, span, length, pages);
         row.own = move.shift;
         return row;
       },

@@ -27,22 +27,23 @@ SPECMETA_HD void draft_lists(Cta& cta, const DraftListsParams& p, int32_t step) 
       cta, p.rows.batch, out.has_lists(),
       [&](int32_t first, int32_t b) {
         RowCheck check = check_slot(p.rows, b, live);
-        const int64_t cached = b < p.rows.batch ? p.seq_lens.get_count(b) : 0;
-        const PageRange range = check.alive ? read_pages(p.pages, check.slot) : PageRange();
-        int64_t length = 0;
+        PageRange range;
+        int32_t length = 0;
         if (check.alive) {
+          range = read_pages(p.pages, check.slot);
+          const int64_t cached = p.seq_lens.get_count(b);
           if (cached < 0) check.faults |= kBadCount;
           if (cached > 0) {
-            length = cached + step + 1;
+            const int64_t wanted = cached + step + 1;
             const int32_t allocated = count_allocated(p.pages, range, check.faults);
-            if (length > find_capacity(p.pages, out, check.slot, allocated, length)) {
+            if (wanted > find_capacity(p.pages, out, check.slot, allocated, wanted)) {
               check.faults |= kOverflow;
-              length = 0;
+            } else {
+              length = static_cast<int32_t>(wanted);
             }
           }
         }
-        const LayoutRow row = layout.place(cta, first, b, check, {b, b + 1}, static_cast<int32_t>(length),
-                                           first_page(p.pages, range, check.slot));
+        const LayoutRow row = layout.place(cta, first, b, check, {b, b + 1}, length, range);
         if (b < p.rows.batch && cta.writes_rows() && p.slot_mapping) {
           const int32_t t = b * p.num_steps + step;
           if (row.seq_len > 0) {

@@ -93,14 +93,13 @@ SPECMETA_HD void draft_step(Cta& cta, const DraftStepParams& p) {
           if (writes) report(cta, p.rows, check);
           return LayoutRow();
         }
+        const auto next =
+            static_cast<int32_t>(clamp64(p.position_ids.value(in.position), -1, int64_t{p.pages.max_seq_len} - 2) + 1);
         const TokenSpan span{b, b + 1};  // every row has one, an empty one too
-        const LayoutRow row =
-            layout.place(cta, first, b, check, span, length, first_page(p.pages, in.pages, check.slot));
+        const LayoutRow row = layout.place(cta, first, b, check, span, length, in.pages);
         if (b < p.rows.batch && writes) {
           const bool empty = row.seq_len == 0;
-          if (positions)
-            positions.set(
-                b, empty ? 0 : clamp64(p.position_ids.value(in.position), -1, int64_t{p.pages.max_seq_len} - 2) + 1);
+          if (positions) positions.set(b, empty ? 0 : next);
           if (p.input_ids) p.input_ids.set(b, empty ? p.pad_token : p.draft_tokens.value(in.token));
           slots.write(cta, b, b, row, slots.load_page(b, row));
         }

@@ -59,19 +59,21 @@ class GridCta {
 
   SPECMETA_HD explicit GridCta(const Rows& rows) : rows_(rows) {}
 
-  SPECMETA_HD int32_t block() const { return block_; }
+  SPECMETA_HD int32_t block() {
+    return is_alone() ? 0 : is_whole() ? self().index() : static_cast<int32_t>(self().state()[kBlock]);
+  }
   SPECMETA_HD bool is_whole() { return Self::Row::kIsRepeatable && !is_alone() && rows_.batch <= self().tile_rows(); }
-  SPECMETA_HD bool writes_rows() { return block_ == 0 || !is_whole(); }
+  SPECMETA_HD bool writes_rows() { return !is_whole() || self().index() == 0; }
   SPECMETA_HD void arrive() {
     self().sync();  // all threads have read
     if (self().rank() == 0) {
-      others_ = static_cast<int32_t>(self().add(workspace() + WorkspaceLayout::kCtasDone, 1));
+      const uint64_t others = self().add(workspace() + WorkspaceLayout::kCtasDone, 1);
+      self().state()[kIsLast] = others + 1 == static_cast<uint64_t>(self().num_blocks());
     }
   }
   SPECMETA_HD bool is_last() {
-    if (self().rank() == 0) self().state()[0] = others_ + 1 == self().num_blocks();
     self().sync();  // that the others have read comes before, for all threads
-    if (self().state()[0] == 0) return false;
+    if (self().state()[kIsLast] == 0) return false;
     if (self().rank() == 0) workspace()[WorkspaceLayout::kCtasDone] = 0;
     return true;
   }
@@ -84,10 +86,11 @@ class GridCta {
       return before;
     }
     uint64_t* const end = workspace() + rows_.workspace_words;
-    if (self().rank() == 0) self().post(end - layout().from_end(chain, tile_), static_cast<uint64_t>(x) + 1);
+    if (self().rank() == 0) self().post(end - layout().from_end(chain, tile_index()), static_cast<uint64_t>(x) + 1);
     int64_t sum = 0;
     SPECMETA_NO_UNROLL  // to unroll by a step that isn't known would take a division
-        for (int32_t i = self().rank(); i < tile_; i += self().size()) sum += wait(end - layout().from_end(chain, i));
+        for (int32_t i = self().rank(); i < tile_index(); i += self().size()) sum +=
+        wait(end - layout().from_end(chain, i));
     return self().sum(sum);
   }
   SPECMETA_HD void announce(News news, int64_t x) {
@@ -118,17 +121,12 @@ class GridCta {
 
   // What comes before the algorithm.
   SPECMETA_HD void enter() {
-    if (is_alone()) return;
-    if (is_whole()) {
-      block_ = self().index();
-      return;
-    }
-    const int64_t tickets = draw((uint64_t{1} << 32) | 1);
-    block_ = static_cast<int32_t>(tickets >> 32);
-    tile_ = static_cast<int32_t>(tickets & 0xffffffff);
+    if (!is_alone() && !is_whole()) draw(/*is_first=*/true);
   }
-  SPECMETA_HD int32_t tile_index() const { return tile_; }
-  SPECMETA_HD void next_tile() { tile_ = static_cast<int32_t>(draw(1) & 0xffffffff); }
+  SPECMETA_HD int32_t tile_index() {
+    return is_alone() || is_whole() ? 0 : static_cast<int32_t>(self().state()[kTile]);
+  }
+  SPECMETA_HD void next_tile() { draw(/*is_first=*/false); }
   // What comes behind it: the last Cta leaves the workspace as it was. All that this one reads there, its threads have
   // read before next_tile() or finish_tiles().
   SPECMETA_HD void leave() {
@@ -148,16 +146,21 @@ class GridCta {
   }
 
  private:
+  enum State { kTile, kBlock, kIsLast };  // in state(), unless this Cta is alone
+
   SPECMETA_HD Self& self() { return static_cast<Self&>(*this); }
   SPECMETA_HD uint64_t* workspace() { return rows_.workspace + self().step() * rows_.workspace_words; }
   SPECMETA_HD bool is_alone() { return self().num_blocks() == 1; }
   SPECMETA_HD WorkspaceLayout layout() { return WorkspaceLayout(rows_.batch, self().tile_rows()); }
-  SPECMETA_HD int64_t draw(uint64_t tickets) {
+  // Draws a tile, and at first this Cta's number. NOTE: both are kept in shared memory, since registers are few.
+  SPECMETA_HD void draw(bool is_first) {
     self().sync();  // state() was read until here, and the records of the last tile are written
-    int64_t* const drawn = self().state();
-    if (self().rank() == 0) *drawn = static_cast<int64_t>(self().add(workspace() + WorkspaceLayout::kTickets, tickets));
+    if (self().rank() == 0) {
+      const uint64_t tickets = self().add(workspace() + WorkspaceLayout::kTickets, (uint64_t{is_first} << 32) | 1);
+      if (is_first) self().state()[kBlock] = static_cast<int64_t>(tickets >> 32);
+      self().state()[kTile] = static_cast<int64_t>(tickets & 0xffffffff);
+    }
     self().sync();
-    return *drawn;
   }
   SPECMETA_HD int64_t wait(const uint64_t* at) {
     uint64_t word;
@@ -166,9 +169,6 @@ class GridCta {
   }
 
   const Rows& rows_;
-  int32_t block_ = 0;
-  int32_t tile_ = 0;
-  int32_t others_ = 0;  // that arrived before; known to the first thread, which needs it late: so nobody waits for it
 };
 
 }  // namespace specmeta

@@ -13,10 +13,10 @@ class LayoutWriter {
       : rows_(rows), pages_(pages), out_(out), in_place_(out.seq_lens && out.seq_lens.data == lens_read.data) {}
 
   // Gives row b its place in kv_indices, empties it where that is too small, and writes what is by row. `length` is 0
-  // for an empty row, `first_page` where the ids of its slot's pages begin. Called by every thread of a tile.
+  // for an empty row, `range` what was read of its slot's pages. Called by every thread of a tile.
   template <class Cta>
   SPECMETA_HD LayoutRow place(Cta& cta, int32_t first, int32_t b, RowCheck& check, const TokenSpan& span,
-                              int32_t length, int64_t first_page) const {
+                              int32_t length, const PageRange& range) const {
     const bool inside = b < rows_.batch;
     const int64_t pad = out_.pad_seq_len;
     int32_t n = inside ? count_pages(length) : 0;
@@ -60,7 +60,7 @@ class LayoutWriter {
     row.token_begin = span.begin;
     row.origin = length - span.end;
     row.seq_len = length;
-    row.pages = first_page - (out_.kv_indices ? begin : 0);
+    row.pages = first_page(pages_, range, check.slot) - (out_.kv_indices ? begin : 0);
     if (out_.kv_indices) {
       row.page_begin = static_cast<int32_t>(begin);
       row.page_end = static_cast<int32_t>(begin + n);

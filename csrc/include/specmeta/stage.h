@@ -83,8 +83,7 @@ SPECMETA_HD void stage(Cta& cta, const StageParams& p) {
         if (check.alive) plan = stage_row(p, in, check);
         const TokenSpan span = assign(cta, p.rows, plan.q);
         if (span.q() < plan.q) check.faults |= kOverflow;
-        LayoutRow row = layout.place(cta, first, b, check, span, span.q() > 0 ? plan.cached + span.q() : 0,
-                                     first_page(p.pages, in.pages, check.slot));
+        LayoutRow row = layout.place(cta, first, b, check, span, span.q() > 0 ? plan.cached + span.q() : 0, in.pages);
         row.own = check.slot;
         if (b < p.rows.batch && cta.writes_rows()) {
           if (p.cu_seqlens_q) store(p.cu_seqlens_q + b + 1, span.end);
