@@ -23,7 +23,8 @@
 //   bool is_whole()                      whether each of many Ctas places all rows
 //   bool writes_rows()                   whether what is by row is this Cta's to write
 //   void arrive(), bool is_last()        with is_whole(): nothing that others may replace is read any more; whether all
-//                                        others have said so, so that this Cta may replace it. Called by every thread
+//                                        others have said so, so that this Cta may replace it. Called by every thread,
+//                                        with a sync() between the two
 //   int32_t tile_index()                 its tile, past the last where there is none left
 //   void next_tile()                     takes another one; called by every thread
 //   int64_t least_share()                less of the work isn't worth a Cta

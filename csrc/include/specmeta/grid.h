@@ -71,8 +71,8 @@ class GridCta {
       self().state()[kIsLast] = others + 1 == static_cast<uint64_t>(self().num_blocks());
     }
   }
+  // A sync() stands between the two: that the others have read comes before, for all threads.
   SPECMETA_HD bool is_last() {
-    self().sync();  // that the others have read comes before, for all threads
     if (self().state()[kIsLast] == 0) return false;
     if (self().rank() == 0) workspace()[WorkspaceLayout::kCtasDone] = 0;
     return true;
