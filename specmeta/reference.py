@@ -537,8 +537,7 @@ def advance(
                 for j, t in enumerate(span):
                     # Without positions, the cache index.
                     first = lengths[b] - len(span)
-                    step = _clamp(steps[b], -INT32_MAX - 1, INT32_MAX)
-                    position = first + j if old is None else old[t] + step
+                    position = first + j if old is None else old[t] + steps[b]
                     new[t] = _clamp(position, 0, last_position)
                 own = show(new[span.start : span.stop])
                 rows.note(b, "advance", f"position_ids[{span.start}:{span.stop}] = {own}")

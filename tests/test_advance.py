@@ -211,6 +211,34 @@ def test_positions_without_max_seq_len_end_below_int32_max(check: Check) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("count", "position", "want"),
+    [
+        (-(2**35), 2**35 + 6, 6),
+        (2**35, 5 - 2**35, 5),
+        (2**31, -3, 2**31 - 3),
+        (-(2**31) - 1, 2**31 + 5, 4),
+    ],
+)
+@pytest.mark.parametrize("how", ["by slot", "by index", "bias", "clamped"])
+def test_positions_move_by_more_than_32_bits(
+    check: Check, how: str, count: int, position: int, want: int
+) -> None:
+    counts: dict[str, Call] = {
+        "by slot": {"num_accepted": [count]},
+        "by index": {"num_accepted": [9, count], "count_index": [1]},
+        "bias": {"num_accepted": None, "position_bias": count},
+        "clamped": {"num_accepted": [7], "max_accepted": 1, "position_bias": count - 1},
+    }
+    bias = {"by slot": -count, "by index": -count, "bias": 0, "clamped": -1}[how]
+    check(
+        "advance",
+        counts[how]
+        | {"seq_lens": [7], "seq_len_bias": bias, "position_ids": [position], "page_size": 4},
+        {"position_ids": [want], "seq_lens": [7]},
+    )
+
+
 # --- Rule 4: every element of an output is defined
 
 

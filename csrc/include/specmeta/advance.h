@@ -15,7 +15,7 @@ namespace specmeta {
 struct Move {
   bool is_empty = true;  // without a fault
   int32_t length = 0;
-  int32_t shift = 0;     // of its positions
+  int32_t shift = 0;     // of its positions; where that doesn't fit, the nearest that does
   int32_t faults = 0;    // unless something else empties the row
   bool is_over = false;  // past its capacity
 };
@@ -51,6 +51,14 @@ SPECMETA_HD Move read_move(const AdvanceParams& p, int32_t b, const RowCheck& ch
   move.is_over = length > find_capacity(p.pages, p.layout, check.slot, allocated, length);
   move.length = saturate32(max64(length, -1));
   return move;
+}
+
+// What the positions of row b move by, read once more: for the rare one that doesn't fit into 32 bits.
+SPECMETA_HD int64_t read_shift(const AdvanceParams& p, int32_t b) {
+  if (!p.num_accepted) return p.position_bias;
+  const int64_t k = p.count_index ? p.count_index.get(b) : slot_of(p.rows.row_to_slot, b);
+  const int64_t count = p.num_accepted.get_count(k);
+  return (p.max_accepted >= 0 ? clamp64(count, 0, p.max_accepted) : count) + p.position_bias;
 }
 
 // The row's new length, 0 where it is empty.
@@ -103,10 +111,11 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
               TokenCopy{[from = p.position_ids, to = positions](int32_t t, const LayoutRow&) {
                           return from && to ? from.get(t) : t;
                         },
-                        [has_from = static_cast<bool>(p.position_ids), to = positions, last = p.pages.max_seq_len - 1](
-                            int32_t t, const LayoutRow& row, int32_t, int64_t position) {
+                        [&p, has_from = static_cast<bool>(p.position_ids), to = positions,
+                         last = p.pages.max_seq_len - 1](int32_t t, const LayoutRow& row, int32_t b, int64_t position) {
                           if (!to) return;
-                          const int64_t shift = has_from ? row.own : row.origin;
+                          int64_t shift = has_from ? row.own : row.origin;
+                          if (has_from && (row.own == INT32_MAX || row.own == INT32_MIN)) shift = read_shift(p, b);
                           // Clamped before the sum, which cannot overflow then.
                           to.set(t, row.seq_len > 0 ? clamp64(position, -shift, last - shift) + shift : 0);
                         }});
