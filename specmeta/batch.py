@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specmeta import observe, ops
+from specmeta._integers import check_integers
 from specmeta.serving.ring import UploadRing
 
-_INT32_MAX = 2**31 - 1
 # What the host may have under way before it waits. A step of many rows takes a few kilobytes, and
 # each of the buffers also holds the longest prompt.
 _UPLOAD_BUFFERS = 4
@@ -39,18 +38,6 @@ _BY_ROW = (
     "draft_position_ids",
     "draft_slot_mapping",
 )
-
-
-def _integers(name: str, values: Iterable[Any], *, low: int, high: int = _INT32_MAX) -> list[int]:
-    """Return host integers, or raise: nothing may be written before all of them are known good."""
-    try:
-        integers = [operator.index(value) for value in values]
-    except TypeError as error:
-        raise ValueError(f"{name}: expected integers, got {values!r}") from error
-    for value in integers:
-        if not low <= value <= high:
-            raise ValueError(f"{name}: expected integers in [{low}, {high}], got {value}")
-    return integers
 
 
 def _first_rows(name: str, buffer: Any, count: int) -> Any:
@@ -192,7 +179,7 @@ class BatchMetadata:
             ("max_seq_len", max_seq_len, 1),
             ("max_draft_len", max_draft_len, 0),
         ):
-            _integers(name, [size], low=low)
+            check_integers(name, [size], low=low)
         if index_dtype not in (torch.int32, torch.int64):
             raise ValueError(f"index_dtype: expected int32 or int64, got {index_dtype}")
         if pad_seq_len not in (0, 1):
@@ -298,7 +285,7 @@ class BatchMetadata:
         BatchMetadata
             The same object for the same count.
         """
-        count = _integers("count", [count], low=0, high=self.max_rows)[0]
+        count = check_integers("count", [count], low=0, high=self.max_rows)[0]
         if count == self.max_rows:
             return self
         if count not in self._views:
@@ -568,7 +555,7 @@ class BatchMetadata:
         self._uploads.send(values, to)
 
     def _check_slot(self, slot: int) -> int:
-        return _integers("slot", [slot], low=0, high=self.max_slots - 1)[0]
+        return check_integers("slot", [slot], low=0, high=self.max_slots - 1)[0]
 
     def _held_pages(self, slot: int) -> list[int]:
         held = self._pages_of[slot]
@@ -577,7 +564,7 @@ class BatchMetadata:
         return held
 
     def _check_pages(self, pages: Sequence[int], held: list[int]) -> list[int]:
-        new = _integers("pages", pages, low=0)
+        new = check_integers("pages", pages, low=0)
         most = self.max_pages
         if len(held) + len(new) > most:
             raise ValueError(f"pages: expected at most {most}, got {len(held)} + {len(new)}")
@@ -620,7 +607,7 @@ class BatchMetadata:
             then.
         """
         slot = self._check_slot(slot)
-        tokens = _integers("prompt", prompt, low=0, high=torch.iinfo(self.tokens.dtype).max)
+        tokens = check_integers("prompt", prompt, low=0, high=torch.iinfo(self.tokens.dtype).max)
         most = min(self.tokens.shape[1], self.max_seq_len)
         if self._target is None and not 1 <= len(tokens) <= most:
             raise ValueError(f"prompt: expected 1 to {most} tokens, got {len(tokens)}")
@@ -675,7 +662,7 @@ class BatchMetadata:
         """
         slot = self._check_slot(slot)
         held = self._held_pages(slot)
-        keep = _integers("keep", [keep], low=0, high=len(held))[0]
+        keep = check_integers("keep", [keep], low=0, high=len(held))[0]
         dropped = held[keep:]
         del held[keep:]
         self._give_back(dropped)
@@ -717,7 +704,7 @@ class BatchMetadata:
         if self._target is not None:
             raise ValueError("slots: a draft model has its target's rows; use set_query_lens")
         rows = self.max_rows
-        carried = _integers("slots", slots, low=-1, high=self.max_slots - 1)
+        carried = check_integers("slots", slots, low=-1, high=self.max_slots - 1)
         taken = [slot for slot in carried if slot != -1]
         if len(set(taken)) < len(taken):
             raise ValueError(f"slots: a slot may stand in one row only, got {carried}")
@@ -741,7 +728,7 @@ class BatchMetadata:
         if self._eagle:
             raise ValueError("query_lens: Eagle has its target's")
         rows = self.max_rows
-        lens = _integers("query_lens", query_lens, low=0)
+        lens = check_integers("query_lens", query_lens, low=0)
         if len(lens) > rows:
             raise ValueError(f"query_lens: expected at most {rows}, got {len(lens)}")
         self._send([*lens, *[0] * (rows - len(lens))], self.query_lens)

@@ -153,6 +153,27 @@ def test_a_page_that_is_none_and_not_in_use() -> None:
     assert trtllm.build_cache_loc_from_full([7, -1], [0, 2], [1], 1).tolist() == [7]
 
 
+NAMES = ("full_cache_loc", "cu_allocated_pages", "pages_per_seq")
+NO_INT32: list[tuple[Any, str]] = [
+    ([1.0], "integers, got [1.0]"),
+    (torch.tensor([1.5]), "integers, got [1.5]"),
+    (["1"], "integers, got ['1']"),
+    ([[1]], "integers, got [[1]]"),
+    (torch.tensor(1), "integers, got 1"),
+    ([2**31], f"integers in [{-(2**31)}, {2**31 - 1}], got {2**31}"),
+    (torch.tensor([2**32 + 1]), f"integers in [{-(2**31)}, {2**31 - 1}], got {2**32 + 1}"),
+    ([-(2**31) - 1], f"integers in [{-(2**31)}, {2**31 - 1}], got {-(2**31) - 1}"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("values", "expected"), NO_INT32)
+def test_what_is_no_int32(name: str, values: Any, expected: str) -> None:
+    given = dict(zip(NAMES, ([7], [0, 1], [1]), strict=True)) | {name: values}
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: expected {expected}')}$"):
+        trtllm.build_cache_loc_from_full(**given, batch_size=1)
+
+
 @pytest.mark.parametrize("batch_size", [-1, 3])
 def test_a_batch_larger_than_the_buffers(batch_size: int) -> None:
     used, out = ints(1, 1), poisoned(4)

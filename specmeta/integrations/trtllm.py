@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specmeta import Status, ops
+from specmeta._integers import check_integers
 from specmeta.serving.ring import DownloadRing, Fetched
 
 __all__ = [
@@ -81,7 +82,8 @@ def build_cache_loc_from_full(
     ------
     ValueError
         More sequences than there are. Without `out`: `status` or `workspace`; a tensor that is not
-        on the CPU; a sequence that wants more pages than it has, fewer than none, or one of -1.
+        on the CPU, numbers that are no integers or no int32; a sequence that wants more pages than
+        it has, fewer than none, or one of -1.
     RuntimeError
         A tensor that cannot be right; nothing has been written then.
 
@@ -118,16 +120,19 @@ def build_cache_loc_from_full(
         "cu_allocated_pages": cu_allocated_pages,
         "pages_per_seq": pages_per_seq,
     }
+    tensors = []
     for name, values in given.items():
-        if isinstance(values, Tensor) and values.device.type != "cpu":
-            raise ValueError(
-                f"{name}: expected out, or a tensor on the CPU, got one on {values.device}: "
-                "how long the list is would have to be waited for"
-            )
-    full, indptr, used = (
-        torch.as_tensor(values, dtype=torch.int32).flatten() for values in given.values()
-    )
-    indptr, used = indptr[: batch_size + 1], used[:batch_size].clone()
+        if isinstance(values, Tensor):
+            if values.device.type != "cpu":
+                raise ValueError(
+                    f"{name}: expected out, or a tensor on the CPU, got one on {values.device}: "
+                    "how long the list is would have to be waited for"
+                )
+            values = values.tolist()
+        integers = check_integers(name, values, low=-(2**31))
+        tensors.append(torch.tensor(integers, dtype=torch.int32))
+    full, indptr, used = tensors
+    indptr, used = indptr[: batch_size + 1], used[:batch_size]
     wanted = used.tolist()
     out = torch.empty(min(sum(n for n in wanted if n > 0), len(full)), dtype=torch.int32)
     status = torch.zeros_like(used)
