@@ -50,6 +50,6 @@ def find_device(name: str) -> torch.device:
 
 def os_reason(error: OSError) -> str:
     """Return what the system says of a file, without the error's number."""
-    if error.filename is None or error.strerror is None:
+    if error.strerror is None:
         return str(error)
-    return f"{error.filename}: {error.strerror}"
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

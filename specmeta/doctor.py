@@ -1,8 +1,7 @@
-"""``python -m specmeta doctor``: what was built, what is missing, and how to get it."""
+"""``specmeta doctor``: what was built, what is missing, and how to get it."""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib
 import importlib.metadata
@@ -15,6 +14,7 @@ import torch
 
 import specmeta
 from specmeta import _library
+from specmeta._command import Parser
 from specmeta._environment import EXTRAS, how_to_install
 
 # By extra: what needs it.
@@ -83,7 +83,7 @@ def _check_gpu(build: _library.BuildInfo) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; 0 where everything that this machine can use is there."""
-    argparse.ArgumentParser(
+    Parser(
         prog="specmeta doctor", description="Say what was built, what is missing, how to get it."
     ).parse_args(argv)
     print(f"specmeta      {specmeta.__version__}")

@@ -255,7 +255,7 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_.value.code == 0
     out = capsys.readouterr().out
     assert all(command in out for command in cli.COMMANDS)
-    for arguments in ([], ["sing"]):
+    for arguments in ([], ["sing"], *([command, "--sing"] for command in cli.COMMANDS)):
         with pytest.raises(SystemExit) as exit_:
             cli.main(arguments)
         assert exit_.value.code == 2
@@ -481,6 +481,55 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_generate, "main", interrupt)
     assert cli.main(["generate", "--prompt", "a"]) == 130
+
+
+# A piece at a time, at once by rich, at the end by print, and by argparse, which ignores errors.
+WRITERS = {
+    "generate": ["generate", "--prompt", "a", "--max-new-tokens", "4"],
+    "explain": ["explain", str(Path(__file__).parent / "cases" / "corrupt_counts.json")],
+    "doctor": ["doctor"],
+    "help": ["--help"],
+}
+
+
+@pytest.mark.parametrize("arguments", WRITERS.values(), ids=WRITERS.keys())
+@pytest.mark.parametrize(
+    ("output", "code", "message"),
+    [("a closed pipe", 141, ""), ("/dev/full", 2, "specmeta: No space left on device\n")],
+)
+def test_an_output_that_takes_nothing(
+    arguments: list[str], output: str, code: int, message: str
+) -> None:
+    if output == "/dev/full":
+        file = os.open(output, os.O_WRONLY)
+    else:
+        reading, file = os.pipe()
+        os.close(reading)
+    command = [sys.executable, "-m", "specmeta", *arguments]
+    # Unbuffered, argparse would hide it.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    result = subprocess.run(
+        command, stdout=file, stderr=subprocess.PIPE, text=True, check=False, env=env
+    )
+    os.close(file)
+    assert (result.returncode, result.stderr) == (code, message)
+
+
+def test_errors_that_nobody_reads() -> None:
+    reading, file = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "specmeta", "sing"]
+    assert subprocess.run(command, stdout=file, stderr=file, check=False).returncode == 2
+    os.close(file)
+
+
+def test_other_errors_of_files_stay_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(_generate, "main", fail)
+    with pytest.raises(PermissionError):
+        cli.main(["generate"])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

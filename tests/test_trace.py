@@ -719,6 +719,8 @@ def test_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["good.jsonl", "-o", "page.pdf"], "--output: expected a name that ends with .html"),
         (["good.jsonl", "-o", "no/page.html"], "no/page.html: No such file or directory"),
         (["good.jsonl", "-o", "no/picture.png"], "no/picture.png: No such file or directory"),
+        (["good.jsonl", "-o", "full.html"], "full.html: No space left on device"),
+        (["good.jsonl", "-o", "full.png"], "full.png: No space left on device"),
         (["--diff", "good.jsonl", "good.jsonl", "-o", "a.png"], "--output: not beside --diff"),
     ],
 )
@@ -731,6 +733,8 @@ def test_bad_input_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "good.jsonl", STEPS)
+    for name in ("full.html", "full.png"):
+        Path(name).symlink_to("/dev/full")
     with pytest.raises(SystemExit) as exit_:
         run_command(*arguments)
     assert exit_.value.code == 2

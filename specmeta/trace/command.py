@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specmeta._command import Parser
-from specmeta._environment import EXTRAS, how_to_install, os_reason
+from specmeta._environment import EXTRAS, how_to_install
 
 if TYPE_CHECKING:
     from specmeta.trace.comparison import Difference
@@ -54,8 +54,8 @@ def main(argv: Sequence[str]) -> int:
             return 0
     except TraceError as error:
         parser.error(str(error))
-    except OSError as error:
-        parser.error(os_reason(error))
+    except OSError as error:  # it doesn't say which file where the device is full
+        parser.error(f"{args.output}: {error.strerror or error}")
     if not args.diff:
         _print_summary(traces[0])
         return 0
