@@ -108,7 +108,7 @@ def _integer(argument: _schema.Argument, value: Any) -> int:
 def _tensor(argument: _schema.Argument, array: Any) -> _raw.Tensor:
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is not None:
-        return _described(argument, interface, _raw.cuda_device(interface["data"][0]))
+        return _described(argument, interface, _gpu(array, interface["data"][0]))
     expected, got = "an array or None", ""
     if hasattr(array, "__dlpack__"):
         try:
@@ -121,6 +121,13 @@ def _tensor(argument: _schema.Argument, array: Any) -> _raw.Tensor:
     if interface is not None:
         return _described(argument, interface, _raw.HOST)
     _fail(argument, expected, got or _kind(array))
+
+
+def _gpu(array: Any, memory: int) -> int:
+    """Return the GPU that an array is on. The memory of an empty one is null, and on none."""
+    if not memory and hasattr(array, "__dlpack_device__"):
+        return int(array.__dlpack_device__()[1])
+    return _raw.cuda_device(memory)  # of null: the current one
 
 
 def _described(argument: _schema.Argument, interface: Any, device: int) -> _raw.Tensor:

@@ -245,6 +245,30 @@ def test_the_stream_is_cupys(monkeypatch: pytest.MonkeyPatch) -> None:
         specmeta.cupy.advance(None, array, page_size=4)
 
 
+def test_the_gpu_of_an_empty_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is null, which says nothing: the current GPU may be another one."""
+    cupy = SimpleNamespace(
+        cuda=SimpleNamespace(get_current_stream=lambda _: SimpleNamespace(ptr=1))
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    seen: list[list[int]] = []
+
+    def see(_: int, values: list[Any], __: int) -> None:
+        seen.append([value.device for value in values if isinstance(value, _raw.Tensor)])
+
+    monkeypatch.setattr(_raw, "call", see)
+    monkeypatch.setattr(_raw, "cuda_device", lambda memory: 1 if memory else 0)
+
+    def array(memory: int, size: int, **more: Any) -> SimpleNamespace:
+        interface = {"data": (memory, False), "shape": (size,), "typestr": "<i4", "version": 3}
+        return SimpleNamespace(__cuda_array_interface__=interface, **more)
+
+    lens, empty = array(64, 1), array(0, 0, __dlpack_device__=lambda: (2, 1))
+    specmeta.cupy.advance(None, lens, page_size=4, kv_indices=empty)
+    specmeta.cupy.advance(None, lens, page_size=4, kv_indices=array(0, 0))
+    assert seen == [[1, 1], [1, 0]]  # nobody says where the last one is
+
+
 def test_without_torch() -> None:
     """Nor CuPy, and the package says what is missing where it's needed."""
     code = """
