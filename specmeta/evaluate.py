@@ -152,12 +152,6 @@ class Evaluation:
         return _percent(self.right)
 
     @property
-    def tokens_per_pass(self) -> float:
-        """Mean number of tokens that come out of a target pass."""
-        passes = self.stats.target_passes
-        return 1 + sum(self.stats.accepted) / passes if passes else 1.0
-
-    @property
     def passed(self) -> bool:
         """Whether the test is passed."""
         return self.accuracy >= self.test.threshold
@@ -459,7 +453,7 @@ def _report(
         "accepted": stats.accepted,
         "drafted": stats.drafted,
         "target_passes": stats.target_passes,
-        "tokens_per_pass": evaluation.tokens_per_pass,
+        "tokens_per_pass": stats.tokens_per_pass,
     }
 
 
@@ -486,7 +480,7 @@ def _print_table(args: argparse.Namespace, evaluation: Evaluation) -> None:
         ("lines", str(test.num_lines)),
         ("drafter", _drafter(args)),
         ("drafts a pass", str(args.num_drafts)),
-        ("tokens a pass", f"{evaluation.tokens_per_pass:.2f}"),
+        ("tokens a pass", f"{stats.tokens_per_pass:.2f}"),
         ("acceptance", format_rate(sum(stats.accepted), sum(stats.drafted))),
         ("alpha, beta, sigma", f"{test.alpha:.2f}, {test.beta:.2f}, {test.sigma:.0f}"),
         (f"reference ({source})", f"{test.reference:.3f}"),

@@ -21,7 +21,7 @@ from specmeta.models import Model, check_model
 from specmeta.serving.attention import ATTENTION_NAME
 from specmeta.serving.engine import Engine, encode
 from specmeta.serving.memory import refuse_lack_of_memory
-from specmeta.serving.request import RequestError, SamplingParams, check_integer
+from specmeta.serving.request import PassCounts, RequestError, SamplingParams, check_integer
 
 __all__ = [
     "Generation",
@@ -66,12 +66,8 @@ class Text:
 
 
 @dataclass
-class Generation:
+class Generation(PassCounts):
     """What came of a batch of prompts.
-
-    A *target pass* is one row's part in one launch of the target after its prompt: it verifies
-    the row's drafts and gives one token more than it accepts. The first token of a text comes
-    out of the prompt's pass, which isn't counted.
 
     Attributes
     ----------
@@ -81,10 +77,8 @@ class Generation:
         Drafts a pass, K.
     steps : int
         Launches of the captured step.
-    target_passes : int
-        Passes, all rows together.
-    drafted, accepted : list of int
-        By position in the draft, K numbers: how many tokens were verified, and how many stood.
+    drafted, accepted, target_passes
+        As in `PassCounts`, all texts together.
     seconds : float
         Wall time of all steps, without loading, capture and showing the text.
     """
@@ -92,20 +86,12 @@ class Generation:
     texts: list[Text]
     num_drafts: int
     steps: int = 0
-    target_passes: int = 0
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def num_tokens(self) -> int:
         """Number of new tokens, all texts together."""
         return sum(len(text.token_ids) for text in self.texts)
-
-    @property
-    def tokens_per_pass(self) -> float:
-        """Mean number of tokens that come out of a target pass."""
-        return 1 + sum(self.accepted) / self.target_passes if self.target_passes else 1.0
 
     @property
     def tokens_per_second(self) -> float:

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specmeta._command import Parser, add_device_options, format_place, progress_bar, set_up
+from specmeta.serving.request import PassCounts
 
 if TYPE_CHECKING:
     from specmeta.generate import Text
@@ -82,7 +83,7 @@ class Difference:
 
 
 @dataclass
-class Result:
+class Result(PassCounts):
     """What came of one combination.
 
     Attributes
@@ -95,10 +96,8 @@ class Result:
         Requests at once.
     num_texts : int
         Texts.
-    accepted, drafted : list of int
-        By position in the draft: how many tokens stood, and how many were verified.
-    target_passes : int
-        As in `PassCounts`.
+    drafted, accepted, target_passes
+        As in `PassCounts`, all texts together.
     seconds : float
         Wall time from the first prompt to the last token, capture included.
     differences : list of Difference
@@ -111,9 +110,6 @@ class Result:
     captured: bool
     batch: int
     num_texts: int = 0
-    accepted: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-    target_passes: int = 0
     seconds: float = 0.0
     differences: list[Difference] = field(default_factory=list)
 
@@ -123,11 +119,6 @@ class Result:
         overlap = "overlap" if self.overlap else "no overlap"
         captured = "captured" if self.captured else "eager"
         return f"{self.model}: {self.drafter}, {overlap}, {captured}, batch {self.batch}"
-
-    @property
-    def tokens_per_pass(self) -> float:
-        """Mean number of tokens that come out of a target pass."""
-        return 1 + sum(self.accepted) / self.target_passes if self.target_passes else 1.0
 
     @property
     def acceptance(self) -> float | None:

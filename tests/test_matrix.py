@@ -201,7 +201,14 @@ def test_a_text_that_ends_with_an_error(
     assert "got 'tokens that came out: expected at least one, got 0'" in capsys.readouterr().out
 
 
-RESULT = Result("tiny", "one-model Eagle", True, True, 4, 4, [3, 2], [5, 5], 5)
+RESULT = Result(
+    "tiny",
+    "one-model Eagle",
+    *(True, True, 4, 4),
+    accepted=[3, 2],
+    drafted=[5, 5],
+    target_passes=5,
+)
 
 
 def test_faults() -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specmeta import cli, models
 from specmeta.generate import generate
 from specmeta.serving import completions, server
-from specmeta.serving.engine import Engine
+from specmeta.serving.engine import Engine, Stats
 from specmeta.serving.engine_thread import EngineThread
 from specmeta.serving.request import Request, RequestError, SamplingParams
 from specmeta.serving.server import make_server
@@ -55,17 +55,21 @@ class FakeEngine:
             tokenizer=SimpleNamespace(apply_chat_template=self.apply_chat_template),
             target=SimpleNamespace(device=torch.device("cpu")),
         )
-        self.now = SimpleNamespace(
+        self.now = Stats(
             steps=0,
+            launches=0,
             tokens=0,
             drafted=[4, 2],
             accepted=[2, 1],
             target_passes=4,
             preemptions=0,
+            faults=0,
+            failures=0,
             running=0,
             waiting=0,
             pages_in_use=[0],
             pages_total=[8],
+            seconds=0.0,
         )
         self.requests: list[Request] = []
         self.running: list[Request] = []
@@ -74,8 +78,8 @@ class FakeEngine:
         self.fault: Exception | None = None
 
     @property
-    def stats(self) -> SimpleNamespace:
-        return SimpleNamespace(**vars(self.now))
+    def stats(self) -> Stats:
+        return replace(self.now)
 
     def apply_chat_template(self, messages: list[dict[str, str]], **settings: Any) -> list[int]:
         assert settings == {

@@ -77,7 +77,7 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily(
             "specmeta_tokens_per_pass",
             "Mean number of tokens that come out of a target pass, since the start.",
-            1 + sum(stats.accepted) / max(stats.target_passes, 1),
+            stats.tokens_per_pass,
         )
         for name, text, pages in (
             ("specmeta_pages_in_use", "Pages that requests hold.", stats.pages_in_use),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -145,7 +145,7 @@ class _TextStream:
         return tail
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class PassCounts:
     """How many drafts stood.
 
@@ -161,9 +161,14 @@ class PassCounts:
         Passes.
     """
 
-    drafted: list[int]
-    accepted: list[int]
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
     target_passes: int = 0
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Mean number of tokens that come out of a target pass; 1 before there was one."""
+        return 1 + sum(self.accepted) / self.target_passes if self.target_passes else 1.0
 
     def count_pass(self, num_drafted: int, num_emitted: int) -> None:
         """Count a pass that verified so many drafts and gave so many tokens."""
@@ -222,7 +227,7 @@ class Request(PassCounts):
         end_ids: frozenset[int] = frozenset(),
         on_text: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__([0] * num_drafts, [0] * num_drafts)
+        super().__init__(drafted=[0] * num_drafts, accepted=[0] * num_drafts)
         self.prompt_ids = list(prompt_ids)
         self.params = params
         self.num_drafts = num_drafts

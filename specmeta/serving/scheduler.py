@@ -188,7 +188,7 @@ class Scheduler:
         self.leaving: list[Seat] = []
         self.waiting: list[Request] = []
         self.vacated: list[int] = []
-        self.counts = PassCounts([0] * num_drafts, [0] * num_drafts)
+        self.counts = PassCounts(drafted=[0] * num_drafts, accepted=[0] * num_drafts)
         self.num_tokens = 0
         self.num_preemptions = 0
         self.num_faults = 0
