@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
-from specmeta._rows import Rows, owner
+from specmeta._rows import Rows, owner, table_of
 from specmeta.observe import Call
 
 __all__ = ["History", "Recent", "Wrong"]
@@ -228,7 +228,7 @@ class History:
         if call.operator == "stage" and "cu_seqlens_q" not in call.after:
             return  # nothing says how many tokens a row has
         allocation = _Allocation(call)
-        requests = self._tables[allocation.table]
+        requests = self._tables[table_of(call)]
         tensors = call.before | call.after
         lens = tensors.get("seq_lens_out", tensors.get("seq_lens"))
         if lens is None:
@@ -284,7 +284,6 @@ class _Allocation:
         self.page_size = int(call.values["page_size"])
         self._pad_slot = int(call.values.get("pad_slot", -1))
         self._call = call
-        self.table = call.addresses.get("page_table", call.addresses.get("alloc_pages", 0))
 
     def pages(self, slot: int) -> list[int]:
         before = self._call.before

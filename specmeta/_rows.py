@@ -5,7 +5,7 @@ from __future__ import annotations
 from specmeta.cases import arguments_of
 from specmeta.observe import Call
 
-__all__ = ["Rows", "owner"]
+__all__ = ["Rows", "owner", "table_of"]
 
 
 def owner(row: int | None, slot: int | None) -> str:
@@ -13,6 +13,11 @@ def owner(row: int | None, slot: int | None) -> str:
     places = (("row", row), ("slot", slot))
     of = ", ".join(f"{name} {number}" for name, number in places if number is not None)
     return f" ({of})" if of else ""
+
+
+def table_of(call: Call) -> int:
+    """Return the address of the tensor that holds the page ids, 0 without one."""
+    return call.addresses.get("page_table", call.addresses.get("alloc_pages", 0))
 
 
 class Rows:
@@ -41,10 +46,8 @@ class Rows:
         )
         given = tensors.get("num_rows", call.values.get("num_rows", size))
         self.live = range(max(0, min(int(given), size)))
-        slots = tensors.get("row_to_slot")
-        self.slot: list[int | None] = [
-            b if slots is None else s if (s := int(slots[b])) >= 0 else None for b in self.live
-        ]
+        slots = tensors["row_to_slot"].tolist() if "row_to_slot" in tensors else self.live
+        self.slot: list[int | None] = [s if s >= 0 else None for s in slots[: len(self.live)]]
         cu = (
             [*range(size + 1)]
             if "cu_seqlens_q" not in tensors

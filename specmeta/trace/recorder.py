@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specmeta import observe
+from specmeta._rows import Rows, table_of
 from specmeta.trace.writer import FORMAT, VERSION, Writer
 
 __all__ = ["Recorder", "RecordingError", "record"]
@@ -79,7 +80,7 @@ class Recorder(observe.Observer):
         if call.operator == "stage" and "limit_lens" not in call.before:
             begins = "stage", call.addresses["committed_lens"]
         elif call.operator == "advance":
-            begins = "advance", _table(call) or call.addresses["seq_lens"]
+            begins = "advance", table_of(call) or call.addresses["seq_lens"]
         else:
             return False
         if self._begins is None:
@@ -87,7 +88,7 @@ class Recorder(observe.Observer):
         return begins == self._begins
 
     def _begin_step(self, call: observe.Call) -> None:
-        requests = self._requests[_table(call)]
+        requests = self._requests[table_of(call)]
         step = _Step(call, requests, self._num_slots)
         if not step.columns["slot"]:
             return
@@ -237,24 +238,21 @@ class _Step:
         if call.operator == "stage" and not {"seq_lens", "cu_seqlens_q"} <= after.keys():
             raise ValueError("stage: a trace needs seq_lens and cu_seqlens_q")
         seq_lens = after["seq_lens_out" if "seq_lens_out" in after else "seq_lens"]
-        given = before.get("row_to_slot", torch.arange(len(seq_lens)))
-        live = before.get("num_rows", call.values.get("num_rows", len(given)))
-        self.count = count = max(0, min(int(live), len(given)))
+        rows = Rows(call)
+        self.count = count = len(rows.live)
         self.num_slots = _num_slots(call, len(seq_lens)) if num_slots is None else num_slots
         self._committed = call.addresses.get("committed_lens")
         self._status = _status(call)
         self._requests = requests
         lens = _lengths(seq_lens, count)
-        # Row b owns the tokens begin[b] .. end[b] - 1, without cu_seqlens_q token b.
-        cu = after.get("cu_seqlens_q", before.get("cu_seqlens_q", torch.arange(count + 1)))
-        begin, self._end = cu[:count].tolist(), cu[1 : count + 1].tolist()
+        self._end = [tokens.stop for tokens in rows.tokens]
         # The tokens of a row that was emptied are padding.
-        query = [e - b if n else 0 for b, e, n in zip(begin, self._end, lens, strict=True)]
+        query = [len(tokens) if n else 0 for tokens, n in zip(rows.tokens, lens, strict=True)]
         page_size = call.values["page_size"]
         used = after.get("pages_per_seq")
         columns: dict[str, list[Any]] = {
             # -1: none, and what is outside the table.
-            "slot": [s if 0 <= s < self.num_slots else -1 for s in given[:count].tolist()],
+            "slot": [-1 if s is None or s >= self.num_slots else s for s in rows.slot],
             "request": [],
             "cached_len": [n - q for n, q in zip(lens, query, strict=True)],
             "query_len": query,
@@ -271,8 +269,8 @@ class _Step:
         if call.operator == "advance":
             columns["staged_len"] = _lengths(before["seq_lens"], count)
         lens = columns.get("staged_len", lens)
-        rows = zip(columns["slot"], columns["cached_len"], lens, strict=True)
-        columns["request"] = [requests.find(*row) for row in rows]
+        found = zip(columns["slot"], columns["cached_len"], lens, strict=True)
+        columns["request"] = [requests.find(*row) for row in found]
         if call.operator == "advance":
             self._read_counts(call)
         else:
@@ -384,11 +382,6 @@ class _Step:
 def _lengths(tensor: Tensor, count: int) -> list[int]:
     """Return lengths as an engine may have left them, as numbers that are some."""
     return tensor[:count].clamp(0, _MOST).tolist()
-
-
-def _table(call: observe.Call) -> int:
-    """Return the address of the table of pages, 0 without one."""
-    return call.addresses.get("page_table", call.addresses.get("alloc_pages", 0))
 
 
 def _status(call: observe.Call) -> tuple[int, int] | None:
