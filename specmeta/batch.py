@@ -131,6 +131,11 @@ class BatchMetadata:
     workspace : int64 [X] or None
         On a GPU: see :func:`specmeta.workspace`.
 
+    Raises
+    ------
+    ValueError
+        A size is no integer or out of range, or does not fit the ledger's.
+
     Examples
     --------
     >>> batch = specmeta.BatchMetadata(
@@ -178,8 +183,11 @@ class BatchMetadata:
             ("page_size", page_size, 1),
             ("max_seq_len", max_seq_len, 1),
             ("max_draft_len", max_draft_len, 0),
+            ("ledger_len", ledger_len, 0),
+            ("kv_capacity", kv_capacity, 0),
         ):
-            check_integers(name, [size], low=low)
+            if size is not None:
+                check_integers(name, [size], low=low)
         if index_dtype not in (torch.int32, torch.int64):
             raise ValueError(f"index_dtype: expected int32 or int64, got {index_dtype}")
         if pad_seq_len not in (0, 1):
@@ -675,6 +683,10 @@ class BatchMetadata:
 
         Its pages may be given away once the launches already queued are done.
 
+        Parameters
+        ----------
+        slot : int
+
         Raises
         ------
         ValueError
@@ -693,13 +705,21 @@ class BatchMetadata:
     def set_rows(self, slots: Sequence[int], query_lens: Sequence[int]) -> None:
         """Say which slot each row carries (-1: none) and how many query tokens it may take.
 
-        Rows behind them are padding. A draft model's batch has its target's rows.
+        Rows behind them are padding.
+
+        Parameters
+        ----------
+        slots : sequence of int
+            By row, at most B; each at most once, but for -1.
+        query_lens : sequence of int
+            As many, each at least 0.
 
         Raises
         ------
         ValueError
             More rows than the batch has, a slot twice or outside the table, lists of unequal
-            length, or a negative length; nothing has been changed then.
+            length, or a negative length; a drafter's batch, which has its target's rows. Nothing
+            has been changed then.
         """
         if self._target is not None:
             raise ValueError("slots: a draft model has its target's rows; use set_query_lens")
@@ -720,10 +740,16 @@ class BatchMetadata:
     def set_query_lens(self, query_lens: Sequence[int]) -> None:
         """Say how many query tokens each row may take; rows behind them take none.
 
+        Parameters
+        ----------
+        query_lens : sequence of int
+            By row, at most B, each at least 0.
+
         Raises
         ------
         ValueError
-            More rows than the batch has, or a negative length; nothing has been changed then.
+            More rows than the batch has, or a negative length; an Eagle head's batch, which has its
+            target's. Nothing has been changed then.
         """
         if self._eagle:
             raise ValueError("query_lens: Eagle has its target's")
