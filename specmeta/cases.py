@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from specmeta import _library, reference
-from specmeta.testing import POISON, poisoned
+from specmeta.testing import POISON, poisoned, poisoned_like
 
 __all__ = [
     "Case",
@@ -87,6 +87,19 @@ class Case:
     expect: dict[str, Tensor]
     name: str = ""
     why: str = ""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The arguments that are no tensors, by name."""
+        return {name: value for name, value in self.args.items() if not isinstance(value, Tensor)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return those that are, and poison for each other output; `status` is clear, it adds."""
+        made = {name: value for name, value in self.args.items() if isinstance(value, Tensor)}
+        for name, wanted in self.expect.items():
+            if name not in made:
+                made[name] = torch.zeros_like(wanted) if name == "status" else poisoned_like(wanted)
+        return made
 
 
 @cache

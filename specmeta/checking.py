@@ -128,7 +128,13 @@ def check(directory: str | Path = "cases") -> Iterator[Checker]:
 
 
 def check_process() -> None:
-    """Check the whole process where ``SPECMETA_CHECK`` is 1, and say at its end what came out."""
+    """Check the whole process where ``SPECMETA_CHECK`` is 1, and say at its end what came out.
+
+    Raises
+    ------
+    ValueError
+        It is neither 0 nor 1.
+    """
     wanted = os.environ.get("SPECMETA_CHECK", "0")
     if wanted not in ("0", "1"):
         raise ValueError(f"SPECMETA_CHECK: expected 0 or 1, got {wanted!r}")

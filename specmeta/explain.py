@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 import specmeta
@@ -26,7 +25,7 @@ from specmeta._rows import Rows
 from specmeta.cases import Case, CaseError, arguments_of
 from specmeta.observe import Call
 from specmeta.status import Status
-from specmeta.testing import Guarded, poisoned_like
+from specmeta.testing import Guarded
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -132,11 +131,7 @@ def explain(case: Case) -> Explanation:
     >>> print(explain(case).notes[-1])
     length 9 + -12 = -3, below q = 1: emptied (contract: rule 5)
     """
-    tensors = {name: value for name, value in case.args.items() if isinstance(value, Tensor)}
-    values = {name: value for name, value in case.args.items() if not isinstance(value, Tensor)}
-    for name, wanted in case.expect.items():
-        if name not in tensors:
-            tensors[name] = torch.zeros_like(wanted) if name == "status" else poisoned_like(wanted)
+    tensors, values = case.tensors(), case.numbers
     built, plain = Guarded(tensors).tensors, Guarded(tensors).tensors
     try:
         getattr(specmeta, case.operator)(**values, **built)  # it checks what it is given

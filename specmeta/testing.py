@@ -151,7 +151,7 @@ class Guarded:
             want.check_guards()
 
     def check_guards(self) -> None:
-        """Check that nothing was written between the tensors, or between their rows."""
+        """Raise AssertionError where something was written between the tensors or their rows."""
         for dtype, buffer in self._buffers.items():
             changed = buffer.cpu() != self._initial[dtype]
             for name, tensor in self.tensors.items():
@@ -261,15 +261,9 @@ def run_case(
     AssertionError
         An output differs, an input changed, or something was written outside.
     """
-    tensors = {name: value for name, value in case.args.items() if isinstance(value, Tensor)}
-    values = {name: value for name, value in case.args.items() if not isinstance(value, Tensor)}
-    for name, wanted in case.expect.items():
-        if name not in tensors:
-            # The one output that adds to what it held is clear.
-            tensors[name] = torch.zeros_like(wanted) if name == "status" else poisoned_like(wanted)
-    run = Guarded(tensors, device)
-    fn(**values, **run.tensors)
-    for name in tensors:
+    run = Guarded(case.tensors(), device)
+    fn(**case.numbers, **run.tensors)
+    for name in run.tensors:
         if name in case.expect:
             assert_equal(name, run.tensors[name], case.expect[name])
         else:

@@ -19,7 +19,8 @@ from specmeta.graph import capture
 from specmeta.serving import scheduler
 from specmeta.serving import step as step_module
 from specmeta.serving.attention import ATTENTION_NAME
-from specmeta.serving.one_model import OneModelStep, Shape
+from specmeta.serving.one_model import OneModelStep
+from specmeta.serving.step import Shape
 
 # One token, one more than a chunk of 4, several chunks, a chunk to the token.
 PROMPTS = ["q", "hello", "the quick brown fox jumps", "twelve chars"]

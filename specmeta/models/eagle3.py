@@ -185,6 +185,11 @@ class Eagle3Config:
 
         Where the checkpoint names none, they are an early, a middle and a late layer: 2, half
         of the layers, and the third from the end, as vLLM takes them.
+
+        Raises
+        ------
+        ValueError
+            The target has too few layers.
         """
         ids = self.aux_layer_ids or (2, target_layers // 2, target_layers - 3)
         if min(ids) < 0 or max(ids) > target_layers:
@@ -359,6 +364,11 @@ class Eagle3Head(nn.Module):
         ----------
         target_ids : Tensor
             int64 [draft_vocab]: distinct ids of the target, in the order of the draft ids.
+
+        Raises
+        ------
+        ValueError
+            They are too few or too many, or not distinct.
         """
         size = self.config.draft_vocab_size
         if target_ids.unique().shape != (size,) or target_ids.shape != (size,):
@@ -396,6 +406,11 @@ class Eagle3Head(nn.Module):
         -------
         Eagle3Head
             In evaluation mode.
+
+        Raises
+        ------
+        OSError, ValueError, SafetensorError
+            A file can't be read, or doesn't fit the other; the message says which, and what.
         """
         directory = Path(directory)
         config = Eagle3Config.from_file(directory / CONFIG_NAME)

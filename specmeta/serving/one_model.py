@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from specmeta.models.eagle3 import Eagle3Head
 from specmeta.serving.step import Drafter, Shape, Step, verify_pass
 
-__all__ = ["OneModelStep", "Shape"]
+__all__ = ["OneModelStep"]
 
 
 class OneModelStep(Step):
