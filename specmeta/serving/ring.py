@@ -127,7 +127,14 @@ class UploadRing(_Ring):
         values : sequence of int
         to : Tensor
             Written once the work queued before is done.
+
+        Raises
+        ------
+        ValueError
+            It has another length, or they are more than a buffer holds; nothing is queued then.
         """
+        if len(values) != len(to):  # a single one would be written everywhere
+            raise ValueError(f"values: expected {len(to)}, got {len(values)}")
         size = len(values) * to.dtype.itemsize
         self._check_size(size)
         buffer = self._buffers[self._index]

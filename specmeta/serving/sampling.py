@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specmeta.batch import BatchMetadata
+from specmeta.serving.request import check_integer
 
 __all__ = ["SamplingState", "sample", "sample_places", "uniform", "verified_places"]
 
@@ -60,21 +61,19 @@ class SamplingState:
         top_p : float
             More than 0, at most 1.
         seed : int
-            Any 64-bit number.
+            Any of 64 bits.
 
         Raises
         ------
         ValueError
-            One is out of range; nothing has been changed then.
+            One is out of range, or no integer; nothing has been changed then.
         """
-        if not 0 <= slot < len(self.seed):
-            raise ValueError(f"slot: expected 0 .. {len(self.seed) - 1}, got {slot}")
+        slot = check_integer("slot", slot, 0, len(self.seed) - 1)
+        seed = check_integer("seed", seed, -(2**63), 2**63 - 1)
         if not 0 <= temperature < float("inf"):
             raise ValueError(f"temperature: expected at least 0, got {temperature}")
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p: expected more than 0 and at most 1, got {top_p}")
-        if not -(2**63) <= seed < 2**63:
-            raise ValueError(f"seed: expected a 64-bit number, got {seed}")
         # Of what float32 can't hold, the nearest: the text is the same.
         self.temperature[slot].fill_(min(temperature, _FLOAT32.max))
         self.top_p[slot].fill_(max(top_p, _FLOAT32.tiny))
