@@ -93,7 +93,7 @@ def test_it_waits_only_for_a_buffer_that_is_needed() -> None:
     assert stream.waits == 1
     with pytest.raises(ValueError, match="expected at most 32 bytes a copy, got 36"):
         ring.send([0] * 9, late_zeros(stream, 9))
-    with pytest.raises(ValueError, match="^values: expected 2, got 1$"):
+    with pytest.raises(ValueError, match=r"^values: expected 2, got 1$"):
         ring.send([1], late_zeros(stream, 2))
 
 
