@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from specmeta import observe, ops
 from specmeta._integers import check_integers
+from specmeta.graph import check_host
 from specmeta.serving.ring import UploadRing
 
 # What the host may have under way before it waits. A step of many rows takes a few kilobytes, and
@@ -49,6 +51,23 @@ def _first_rows(name: str, buffer: Any, count: int) -> Any:
     return part
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _host_method(
+    method: Callable[Concatenate[BatchMetadata, _P], _R],
+) -> Callable[Concatenate[BatchMetadata, _P], _R]:
+    """Refuse a method inside a captured step: its checks and copies belong between replays."""
+
+    @functools.wraps(method)
+    def checked(batch: BatchMetadata, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        check_host(method.__name__)
+        return method(batch, *args, **kwargs)
+
+    return checked
+
+
 def _address(buffer: Tensor | None) -> int | None:
     return None if buffer is None else buffer.data_ptr()
 
@@ -62,8 +81,8 @@ class BatchMetadata:
     launch each (a draft model's first :meth:`draft_step` is two) and may be captured into a CUDA
     graph. The host methods (:meth:`assign`, :meth:`add_pages`, :meth:`drop_pages`,
     :meth:`release`, :meth:`set_rows`, :meth:`set_query_lens`) are copies in the order of the
-    current stream: call them between replays, never inside a captured step, and always on the same
-    stream. Nothing here reads the device.
+    current stream: call them between replays, always on the same stream. Inside a captured step
+    they raise :class:`specmeta.graph.CaptureError`. Nothing here reads the device.
 
     The buffers are marked as static addresses for ``torch.compile``, so that
     ``mode="reduce-overhead"`` captures them in place instead of copying them for every call.
@@ -281,7 +300,7 @@ class BatchMetadata:
 
         Everything by slot and by token is shared, ``num_rows`` too, and what stands by row is
         another view of the same memory. Rows are set on the whole batch. Ask before a capture for
-        what it uses: inside, a new view would be the capture's own.
+        what it uses: inside, a new view raises, since it would be the capture's own.
 
         Parameters
         ----------
@@ -297,6 +316,7 @@ class BatchMetadata:
         if count == self.max_rows:
             return self
         if count not in self._views:
+            check_host("first_rows")
             view = copy.copy(self)
             view.max_rows = count
             view._views = {}
@@ -305,7 +325,8 @@ class BatchMetadata:
             self._views[count] = view
         return self._views[count]
 
-    def replace_buffers(self, **buffers: Tensor) -> None:
+    @_host_method
+    def replace_buffers(self, /, **buffers: Tensor) -> None:
         """Take other tensors in place of buffers, such as an attention library's own.
 
         What :meth:`first_rows` returned before follows, but for a view that was itself given other
@@ -596,6 +617,7 @@ class BatchMetadata:
         self.num_pages[slot].fill_(begin + len(pages))
         observe.pages_added(self.page_table, slot, pages)
 
+    @_host_method
     def assign(self, slot: int, prompt: Sequence[int], pages: Sequence[int]) -> None:
         """Give a slot a prompt and pages. What the slot held before is gone, its status too.
 
@@ -633,6 +655,7 @@ class BatchMetadata:
         observe.assigned(self.page_table, slot)
         self._put_pages(slot, new_pages)
 
+    @_host_method
     def add_pages(self, slot: int, pages: Sequence[int]) -> None:
         """Give a slot more pages behind those that it has.
 
@@ -649,6 +672,7 @@ class BatchMetadata:
         slot = self._check_slot(slot)
         self._put_pages(slot, self._check_pages(pages, self._held_pages(slot)))
 
+    @_host_method
     def drop_pages(self, slot: int, keep: int) -> list[int]:
         """Take pages off a slot's end.
 
@@ -678,6 +702,7 @@ class BatchMetadata:
         self.page_table[slot, keep:].fill_(-1)
         return dropped
 
+    @_host_method
     def release(self, slot: int) -> None:
         """Empty a slot, and clear its status.
 
@@ -702,6 +727,7 @@ class BatchMetadata:
             buffer[slot].zero_()
         self.page_table[slot].fill_(-1)
 
+    @_host_method
     def set_rows(self, slots: Sequence[int], query_lens: Sequence[int]) -> None:
         """Say which slot each row carries (-1: none) and how many query tokens it may take.
 
@@ -737,6 +763,7 @@ class BatchMetadata:
         self._send([*carried, *[-1] * (rows - len(carried))], self.row_to_slot)
         self.num_rows.fill_(len(carried))
 
+    @_host_method
     def set_query_lens(self, query_lens: Sequence[int]) -> None:
         """Say how many query tokens each row may take; rows behind them take none.
 

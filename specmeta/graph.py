@@ -7,7 +7,9 @@ host reads a value back fails the capture: a fake tensor has none, and CUDA refu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +47,39 @@ _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.defa
 
 class CaptureError(RuntimeError):
     """A step that can't be captured; the message says why."""
+
+
+class _ThisThread(threading.local):
+    captures = False
+
+
+_this_thread = _ThisThread()
+
+
+@contextmanager
+def _capturing() -> Iterator[None]:
+    """Count what this thread runs inside as a capture, its rehearsals too."""
+    _this_thread.captures = True
+    try:
+        yield
+    finally:
+        _this_thread.captures = False
+
+
+def check_host(method: str) -> None:
+    """Refuse a method of the host inside a captured step, specmeta's or anybody's CUDA graph.
+
+    Raises
+    ------
+    CaptureError
+        Replays would send what was sent then, or what stands in its place by now.
+    """
+    if _this_thread.captures or (
+        torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    ):
+        raise CaptureError(
+            f"{method}: expected a call between replays, got one inside a captured step"
+        )
 
 
 class Captured:
@@ -87,8 +122,11 @@ def capture(step: Callable[[], None], *, num_rows: Tensor, pool: Any = None) -> 
     Raises
     ------
     CaptureError
-        The step reads a value back to the host, has a shape that depends on one, or keeps a
-        tensor that it made itself: make the step's state before the capture.
+        The step reads a value back to the host, has a shape that depends on one, keeps a tensor
+        that it made itself (make the step's state before the capture), or calls a method of
+        :class:`specmeta.BatchMetadata` that belongs to the host.
+    ValueError
+        `num_rows` is not such a tensor.
 
     Examples
     --------
@@ -99,7 +137,14 @@ def capture(step: Callable[[], None], *, num_rows: Tensor, pool: Any = None) -> 
     >>> step.replay(); step.replay(); count
     tensor([2., 2.])
     """
-    with torch.no_grad():
+    if not isinstance(num_rows, Tensor):
+        raise ValueError(f"num_rows: expected an int32 tensor of one element, got {num_rows!r}")
+    if num_rows.dtype != torch.int32 or num_rows.shape != (1,):
+        raise ValueError(
+            "num_rows: expected an int32 tensor of one element, "
+            f"got {num_rows.dtype} of shape {list(num_rows.shape)}"
+        )
+    with torch.no_grad(), _capturing():
         if num_rows.is_cuda:
             return Captured(None, _cuda_graph(step, num_rows, pool))
         trace, tensors = _trace(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,3 +229,97 @@ def test_a_step_that_raises_leaves_the_rows_alone(device: str) -> None:
     with pytest.raises(ZeroDivisionError):
         capture(step, num_rows=live)
     assert live.tolist() == [1]
+
+
+@pytest.mark.parametrize("num_rows", [1, None, [1], np.ones(1, dtype=np.int32)])
+def test_num_rows_is_a_tensor(num_rows: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^num_rows: expected an int32 tensor of one element, got"
+    ):
+        capture(lambda: None, num_rows=num_rows)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "got"),
+    [
+        (torch.ones(1, dtype=torch.int64), r"torch.int64 of shape \[1\]"),
+        (torch.ones(2, dtype=torch.int32), r"torch.int32 of shape \[2\]"),
+        (torch.ones((), dtype=torch.int32), r"torch.int32 of shape \[\]"),
+    ],
+)
+def test_num_rows_is_one_int32(num_rows: torch.Tensor, got: str) -> None:
+    with pytest.raises(ValueError, match=rf"^num_rows: expected .*, got {got}$"):
+        capture(lambda: None, num_rows=num_rows)
+
+
+HOST_METHODS: dict[str, Callable[[BatchMetadata], object]] = {
+    "assign": lambda batch: batch.assign(0, [5, 6], [2]),
+    "add_pages": lambda batch: batch.add_pages(1, [2]),
+    "drop_pages": lambda batch: batch.drop_pages(1, 0),
+    "release": lambda batch: batch.release(1),
+    "set_rows": lambda batch: batch.set_rows([-1], [1]),
+    "set_query_lens": lambda batch: batch.set_query_lens([1]),
+    "replace_buffers": lambda batch: batch.replace_buffers(seq_lens=batch.seq_lens.clone()),
+    "first_rows": lambda batch: batch.first_rows(1),
+}
+DEVICE_METHODS = {"stage", "accept_greedy", "accept_sampled", "draft_step", "advance"}
+
+
+def test_each_method_is_the_hosts_or_the_devices() -> None:
+    methods = {n for n, m in vars(BatchMetadata).items() if callable(m) and not n.startswith("_")}
+    assert methods == HOST_METHODS.keys() | DEVICE_METHODS
+
+
+@pytest.mark.parametrize("name", HOST_METHODS)
+@pytest.mark.parametrize(("by_hand", "device"), [(False, "cpu"), (False, "cuda"), (True, "cuda")])
+def test_host_methods_have_no_place_in_a_capture(name: str, by_hand: bool, device: str) -> None:
+    batch = BatchMetadata(
+        max_rows=2,
+        max_slots=2,
+        max_tokens=6,
+        max_pages=2,
+        page_size=4,
+        max_seq_len=8,
+        max_draft_len=1,
+        device=device,
+    )
+    batch.assign(1, [7, 8], [1])
+    batch.set_rows([1], [2])
+    before = {k: v.clone() for k, v in vars(batch).items() if isinstance(v, torch.Tensor)}
+    addresses = {k: getattr(batch, k).data_ptr() for k in before}
+
+    def step() -> None:
+        batch.stage()
+        HOST_METHODS[name](batch)
+
+    def capture_it() -> None:
+        if by_hand:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                step()
+        else:
+            capture(step, num_rows=batch.num_rows)
+
+    message = f"^{name}: expected a call between replays, got one inside a captured step$"
+    with pytest.raises(CaptureError, match=message):
+        capture_it()
+    for key in ("page_table", "num_pages", "tokens", "known_lens", "row_to_slot", "query_lens"):
+        assert torch.equal(getattr(batch, key), before[key]), key
+    assert {k: getattr(batch, k).data_ptr() for k in before} == addresses
+    HOST_METHODS[name](batch)  # and behind it, it works
+
+
+def test_views_made_before_are_found_in_a_capture(device: str) -> None:
+    batch = BatchMetadata(
+        max_rows=2,
+        max_slots=2,
+        max_tokens=6,
+        max_pages=2,
+        page_size=4,
+        max_seq_len=8,
+        max_draft_len=1,
+        device=device,
+    )
+    view = batch.first_rows(1)
+    seen = []
+    capture(lambda: seen.append(batch.first_rows(1)), num_rows=batch.num_rows)
+    assert all(found is view for found in seen)
