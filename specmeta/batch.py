@@ -202,11 +202,13 @@ class BatchMetadata:
             ("page_size", page_size, 1),
             ("max_seq_len", max_seq_len, 1),
             ("max_draft_len", max_draft_len, 0),
-            ("ledger_len", ledger_len, 0),
-            ("kv_capacity", kv_capacity, 0),
+            ("pad_page", pad_page, -(2**31)),
+            ("pad_token", pad_token, -(2**31)),
+            ("ledger_len", 0 if ledger_len is None else ledger_len, 0),
+            ("kv_capacity", 0 if kv_capacity is None else kv_capacity, 0),
         ):
-            if size is not None:
-                check_integers(name, [size], low=low)
+            check_integers(name, [size], low=low)
+        check_integers("pad_slot", [pad_slot], low=-(2**63), high=2**63 - 1)
         if index_dtype not in (torch.int32, torch.int64):
             raise ValueError(f"index_dtype: expected int32 or int64, got {index_dtype}")
         if pad_seq_len not in (0, 1):
@@ -214,6 +216,8 @@ class BatchMetadata:
         if eagle and ledger is None:
             raise ValueError("eagle: expected a ledger, the target's batch")
         if ledger is not None:
+            if not isinstance(ledger, BatchMetadata):
+                raise ValueError(f"ledger: expected a BatchMetadata, got {ledger!r}")
             if max_slots != ledger.max_slots:
                 raise ValueError(
                     f"max_slots: expected the ledger's {ledger.max_slots}, got {max_slots}"
@@ -336,8 +340,17 @@ class BatchMetadata:
         ----------
         **buffers : Tensor
             By the name of the attribute, with its shape (``kv_indices`` may have another C) and
-            dtype, on the same device. Nothing is copied.
+            dtype, on the same device. Nothing is copied. A list of pages that was left out is
+            written from then on.
+
+        Raises
+        ------
+        ValueError
+            The batch has no buffer of that name, or one of them is no such tensor; none has been
+            replaced then.
         """
+        for name, buffer in buffers.items():
+            self._check_buffer(name, buffer)
         for name, buffer in buffers.items():
             old = getattr(self, name)
             torch._dynamo.mark_static_address(buffer)
@@ -345,6 +358,29 @@ class BatchMetadata:
             for count, view in self._views.items():
                 if _address(getattr(view, name)) == _address(old):
                     view.replace_buffers(**{name: _first_rows(name, buffer, count)})
+
+    def _check_buffer(self, name: str, buffer: Any) -> None:
+        # Not whether it's there: a batch may have been made without its lists of pages.
+        is_list = name in ("kv_indices", "block_table")
+        old = self.kv_indptr if is_list else getattr(self, name, None)
+        if not isinstance(old, Tensor):
+            raise ValueError(f"{name}: expected the name of a buffer that the batch has")
+        if not isinstance(buffer, Tensor):
+            raise ValueError(f"{name}: expected a tensor, got {buffer!r}")
+        shape = list(old.shape)
+        if is_list:
+            pages = [self.max_rows, self.max_pages]
+            shape = [buffer.numel()] if name == "kv_indices" else pages
+        device = self.seq_lens.device  # with an index, where the batch has "cuda"
+        for what, expected, got in (
+            ("shape", shape, list(buffer.shape)),
+            ("dtype", old.dtype, buffer.dtype),
+            ("device", device, buffer.device),
+        ):
+            if got != expected:
+                raise ValueError(f"{name}: expected {what} {expected}, got {got}")
+        if buffer.shape[-1] > 1 and buffer.stride(-1) != 1:
+            raise ValueError(f"{name}: expected contiguous rows, got strides {buffer.stride()}")
 
     # The device's part.
 
@@ -414,11 +450,9 @@ class BatchMetadata:
         )
 
     def _num_tokens(self, num_tokens: int | None) -> int:
-        most = self.max_tokens
-        n = most if num_tokens is None else num_tokens
-        if not 0 <= n <= most:
-            raise ValueError(f"num_tokens: expected 0 to {most}, got {n}")
-        return n
+        if num_tokens is None:
+            return self.max_tokens
+        return check_integers("num_tokens", [num_tokens], low=0, high=self.max_tokens)[0]
 
     def _accept(self, n: int) -> dict[str, Any]:
         return {
@@ -457,8 +491,10 @@ class BatchMetadata:
         Raises
         ------
         ValueError
-            It has more dimensions than one, or more tokens than the batch.
+            It is no tensor, or has more dimensions than one, or more tokens than the batch.
         """
+        if not isinstance(target_tokens, Tensor):
+            raise ValueError(f"target_tokens: expected a tensor, got {target_tokens!r}")
         n = target_tokens.numel()
         if target_tokens.dim() != 1 or n > self.max_tokens:
             raise ValueError(
@@ -509,9 +545,10 @@ class BatchMetadata:
         ValueError
             The batch has no draft of that index.
         """
-        if not 0 <= index < self.max_draft_len:
+        index = check_integers("index", [index], low=0)[0]
+        if index >= self.max_draft_len:
             raise ValueError(
-                f"index: expected at least 0, below max_draft_len {self.max_draft_len}, got {index}"
+                f"index: expected less than max_draft_len {self.max_draft_len}, got {index}"
             )
         # In the target's own batch, Eagle ran all verified tokens. A drafter with pages of its own
         # ran only what is certain, and no acceptance has told it where its rows ended.
@@ -751,15 +788,16 @@ class BatchMetadata:
             raise ValueError("slots: a draft model has its target's rows; use set_query_lens")
         rows = self.max_rows
         carried = check_integers("slots", slots, low=-1, high=self.max_slots - 1)
+        lens = check_integers("query_lens", query_lens, low=0)
         taken = [slot for slot in carried if slot != -1]
         if len(set(taken)) < len(taken):
             raise ValueError(f"slots: a slot may stand in one row only, got {carried}")
-        if len(carried) > rows or len(carried) != len(query_lens):
+        if len(carried) > rows or len(carried) != len(lens):
             raise ValueError(
                 f"slots, query_lens: expected at most {rows} of each, "
-                f"got {len(carried)} and {len(query_lens)}"
+                f"got {len(carried)} and {len(lens)}"
             )
-        self.set_query_lens(query_lens)
+        self.set_query_lens(lens)
         self._send([*carried, *[-1] * (rows - len(carried))], self.row_to_slot)
         self.num_rows.fill_(len(carried))
 

@@ -294,7 +294,7 @@ def test_pages_come_and_go(device: str) -> None:
         ),
         (
             lambda b: b.draft_step(torch.zeros(3, dtype=torch.int64), index=b.max_draft_len),
-            r"index: expected at least 0, below max_draft_len \d, got \d",
+            r"index: expected less than max_draft_len \d, got \d",
         ),
         (lambda b: b.draft_step(torch.zeros(3, dtype=torch.int64), index=-1), "index: .* got -1"),
         (lambda b: b.add_pages(1, [4, 5]), r"pages: expected at most 3, got 2 \+ 2"),
@@ -318,8 +318,35 @@ def test_pages_come_and_go(device: str) -> None:
         (lambda b: _batch(ledger=b).assign(0, [1], [1]), "a draft model reads the target's"),
         (lambda b: _batch(ledger=b).set_rows([0], [1]), "a draft model has its target's rows"),
         (lambda b: _batch(ledger=b, eagle=True).set_query_lens([1]), "Eagle has its target's"),
-        (lambda b: b.stage(num_tokens=-1), "num_tokens: expected 0 to 9, got -1"),
-        (lambda b: b.stage(num_tokens=10), "num_tokens: expected 0 to 9, got 10"),
+        (
+            lambda b: b.stage(num_tokens=-1),
+            r"num_tokens: expected integers in \[0, 9\], got -1",
+        ),
+        (
+            lambda b: b.stage(num_tokens=10),
+            r"num_tokens: expected integers in \[0, 9\], got 10",
+        ),
+        # No sequence, no integer, no tensor.
+        (lambda b: b.set_rows([1], 4), "^query_lens: expected integers, got 4$"),
+        (lambda b: b.set_rows(1, [4]), "^slots: expected integers, got 1$"),
+        (lambda b: b.set_rows([1], None), "^query_lens: expected integers, got None$"),
+        (lambda b: b.set_query_lens(4), "^query_lens: expected integers, got 4$"),
+        (lambda b: b.assign(1, 5, [1]), "^prompt: expected integers, got 5$"),
+        (lambda b: b.assign(1, [5], 1), "^pages: expected integers, got 1$"),
+        (lambda b: b.add_pages(1, 3), "^pages: expected integers, got 3$"),
+        (lambda b: b.drop_pages(1, None), r"^keep: expected integers, got \[None\]$"),
+        (lambda b: b.release([1]), r"^slot: expected integers, got \[\[1\]\]$"),
+        (lambda b: b.first_rows("2"), r"^count: expected integers, got \['2'\]$"),
+        (lambda b: b.stage("9"), r"^num_tokens: expected integers, got \['9'\]$"),
+        (
+            lambda b: b.accept_sampled(b.accepted_tokens, vocab_size=9, num_tokens=1.5),
+            r"^num_tokens: expected integers, got \[1.5\]$",
+        ),
+        (
+            lambda b: b.draft_step(b.next_tokens, index=None),
+            r"^index: expected integers, got \[None\]$",
+        ),
+        (lambda b: b.accept_greedy([1, 2]), r"^target_tokens: expected a tensor, got \[1, 2\]$"),
     ],
 )
 def test_errors_change_nothing(call: Any, message: str) -> None:
@@ -350,8 +377,68 @@ def test_errors_change_nothing(call: Any, message: str) -> None:
         ({"ledger": _batch(max_slots=5)}, "max_slots: expected the ledger's 5, got 4"),
         ({"eagle": True}, "eagle: expected a ledger, the target's batch"),
         ({"ledger": _batch(), "ledger_len": 9}, "ledger_len: expected none beside a ledger, got 9"),
+        ({"ledger": 5}, "ledger: expected a BatchMetadata, got 5"),
+        ({"max_rows": None}, r"max_rows: expected integers, got \[None\]"),
+        ({"pad_page": "0"}, r"pad_page: expected integers, got \['0'\]"),
+        ({"pad_slot": 0.5}, r"pad_slot: expected integers, got \[0.5\]"),
+        ({"pad_token": None}, r"pad_token: expected integers, got \[None\]"),
     ],
 )
 def test_sizes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _batch(**changes)
+
+
+@pytest.mark.parametrize(
+    ("buffers", "message"),
+    [
+        ({"block_table": torch.zeros(3, 4).int()}, r"shape \[3, 3\], got \[3, 4\]"),
+        ({"block_table": torch.zeros(9).int()}, r"shape \[3, 3\], got \[9\]"),
+        ({"kv_indices": torch.zeros(3, 3).int()}, r"shape \[9\], got \[3, 3\]"),
+        ({"seq_lens": torch.zeros(3).long()}, "dtype torch.int32, got torch.int64"),
+        ({"tokens": torch.zeros(4, 15, device="meta").long()}, "device cpu, got meta"),
+        ({"seq_lens": torch.zeros(6).int()[::2]}, r"contiguous rows, got strides \(2,\)"),
+        ({"page_table": torch.zeros(3, 4).int().T}, r"contiguous rows, got strides \(1, 4\)"),
+        ({"seq_lens": [0, 0, 0]}, r"a tensor, got \[0, 0, 0\]"),
+        ({"seq_lens": None}, "a tensor, got None"),
+        ({"foo": torch.zeros(3)}, "the name of a buffer that the batch has"),
+        ({"max_rows": torch.zeros(3)}, "the name of a buffer that the batch has"),
+        ({"stage": torch.zeros(3)}, "the name of a buffer that the batch has"),
+    ],
+)
+def test_replace_buffers_takes_all_or_none(buffers: dict[str, Any], message: str) -> None:
+    batch = _batch()
+    view = batch.first_rows(2)
+    before = _buffers(batch), _buffers(view)
+    (name,) = buffers
+    with pytest.raises(ValueError, match=f"^{name}: expected {message}$"):
+        batch.replace_buffers(cached_lens=torch.zeros(3).int(), **buffers)
+    for buffer, old in zip((_buffers(batch), _buffers(view)), before, strict=True):
+        assert buffer.keys() == old.keys()
+        assert all(buffer[key] is old[key] for key in old)
+
+
+def test_a_list_that_was_left_out_is_written_in_a_buffer_given_later() -> None:
+    batch = _batch(with_kv_indices=False, with_block_table=False)
+    with pytest.raises(ValueError, match=r"^block_table: expected shape \[3, 3\], got \[9\]$"):
+        batch.replace_buffers(block_table=torch.zeros(9).int())
+    with pytest.raises(ValueError, match=r"^kv_indices: expected dtype torch.int32, got torch.in"):
+        batch.replace_buffers(kv_indices=torch.zeros(9).long())
+    assert batch.kv_indices is batch.block_table is None
+    batch.replace_buffers(kv_indices=torch.zeros(9).int(), block_table=torch.zeros(3, 3).int())
+    batch.assign(1, [5, 6, 7, 8, 9], [2, 3])
+    batch.set_rows([1], [5])
+    batch.stage()
+    assert batch.kv_indices.tolist() == [2, 3, *[0] * 7]
+    assert batch.block_table[0].tolist() == [2, 3, 0]
+
+
+def test_replaced_buffers_are_written() -> None:
+    batch = _batch()
+    wide, longer = torch.zeros(3, 8).int(), torch.zeros(20).int()
+    batch.replace_buffers(block_table=wide[:, 2:5], kv_indices=longer)
+    batch.assign(1, [5, 6, 7, 8, 9], [2, 3])
+    batch.set_rows([1], [5])
+    batch.stage()
+    assert wide[0].tolist() == [0, 0, 2, 3, 0, 0, 0, 0]
+    assert longer[:3].tolist() == [2, 3, 0]
