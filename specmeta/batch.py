@@ -596,9 +596,20 @@ class BatchMetadata:
         num_accepted : int32 or int64 [N]
             By slot, or as ``count_index`` says.
         count_index : int32 or int64 [B], optional
+            Needed with the batch's own ``num_accepted``, which stands by row.
         max_accepted : int, optional
         seq_len_bias, position_bias : int
+
+        Raises
+        ------
+        ValueError
+            It is needed and absent.
         """
+        if num_accepted is self.num_accepted and count_index is None:
+            raise ValueError(
+                "count_index: expected the row of each count, since the batch's own num_accepted "
+                "stands by row, got None"
+            )
         ops.advance(
             num_accepted,
             self.seq_lens,
@@ -768,7 +779,8 @@ class BatchMetadata:
     def set_rows(self, slots: Sequence[int], query_lens: Sequence[int]) -> None:
         """Say which slot each row carries (-1: none) and how many query tokens it may take.
 
-        Rows behind them are padding.
+        Rows behind them are padding. The row of a slot that nobody has is empty until it is
+        assigned: an engine whose rows are its slots sets them once.
 
         Parameters
         ----------

@@ -133,6 +133,34 @@ def test_advance_moves_what_was_staged(device: str) -> None:
     assert batch.slot_mapping.tolist()[:4] == [14, 15, 16, -1]
 
 
+def test_counts_of_the_batch_stand_by_row(device: str) -> None:
+    batch = _batch(device)
+    for slot, page in ((0, 3), (2, 4)):
+        batch.assign(slot, [5, 6, 7], [page, page + 2])
+    batch.set_rows([2, 0], [3, 3])
+    batch.stage()
+    batch.num_accepted.copy_(torch.tensor([2, 1, 0]))
+    for part in (batch, batch.first_rows(2)):
+        with pytest.raises(ValueError, match=r"^count_index: expected .* by row, got None$"):
+            part.advance(part.num_accepted)
+    assert batch.seq_lens.tolist() == [3, 3, 0]
+    index = torch.tensor([1, 0, -1], dtype=torch.int32, device=device)  # they have changed places
+    batch.advance(batch.num_accepted, count_index=index)
+    assert batch.seq_lens.tolist() == [4, 5, 0]
+
+
+def test_the_row_of_a_free_slot_is_empty(device: str) -> None:
+    batch = _batch(device)
+    batch.set_rows([0, 1, 2], [3, 3, 3])
+    lens = []
+    for change in (lambda: None, lambda: batch.assign(1, [5], [3]), lambda: batch.release(1)):
+        change()
+        batch.stage()
+        lens.append(batch.seq_lens.tolist())
+    assert lens == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert batch.status.tolist() == [0] * 5
+
+
 def test_release_and_reuse(device: str) -> None:
     batch = _batch(device)
     batch.assign(0, [1, 2, 3, 4, 5], [1, 2])
