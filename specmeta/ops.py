@@ -17,6 +17,8 @@ not let an operation change token ids that a backward pass still needs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -54,6 +56,32 @@ _keep_last = torch.ops.specmeta.keep_last.default._op
 _draft_lists = torch.ops.specmeta.draft_lists.default._op
 _map_slots = torch.ops.specmeta.map_slots.default._op
 _draft_step = torch.ops.specmeta.draft_step.default._op
+
+
+def _check_types(operator: str, given: dict[str, Any]) -> None:
+    """Name the argument that torch can't pass on; its own error is the whole schema."""
+    for argument in _library.schema():
+        value = given.get(argument.name)
+        if argument.operator != operator or (value is None and not argument.required):
+            continue
+        got = type(value).__qualname__
+        if argument.kind == "tensor":
+            is_right, expected = isinstance(value, Tensor), "a tensor"
+            if argument.name == "num_rows":
+                is_right, expected = is_right or isinstance(value, int), "a tensor or an integer"
+            elif hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
+                got += " (specmeta.cupy takes arrays)"
+        elif argument.kind == "bool":
+            is_right, expected = isinstance(value, (int, float)), "a bool"
+        else:
+            is_right, expected = hasattr(value, "__index__"), "an integer"
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                is_right, expected = False, f"an integer in [{argument.low}, {argument.high}]"
+                got = str(value)
+        if not is_right:
+            raise RuntimeError(
+                f"specmeta.{operator}: {argument.name}: expected {expected}, got {got}"
+            ) from None
 
 
 def workspace(rows: int, *, num_steps: int = 1, device: torch.device | str = "cpu") -> Tensor:
@@ -241,39 +269,43 @@ def advance(
         status,
         workspace,
     )
-    if (
-        not is_dynamo_compiling()
-        and is_tensor
-        and max_accepted is None
-        and alloc_pages
-        is alloc_indptr
-        is count_index
-        is seq_lens_out
-        is position_ids_out
-        is use_initial_states
-        is None
-        and seq_len_bias == position_bias == pad_page == pad_seq_len == 0
-        and pad_slot == -1
-    ):
-        _advance(*common)
-        return
-    call = torch.ops.specmeta.advance.default if is_dynamo_compiling() else _advance
-    call(
-        *common,
-        alloc_pages,
-        alloc_indptr,
-        count_index,
-        max_accepted,
-        seq_lens_out,
-        position_ids_out,
-        use_initial_states,
-        None if is_tensor else num_rows,
-        seq_len_bias,
-        position_bias,
-        pad_slot,
-        pad_page,
-        pad_seq_len,
-    )
+    try:
+        if (
+            not is_dynamo_compiling()
+            and is_tensor
+            and max_accepted is None
+            and alloc_pages
+            is alloc_indptr
+            is count_index
+            is seq_lens_out
+            is position_ids_out
+            is use_initial_states
+            is None
+            and seq_len_bias == position_bias == pad_page == pad_seq_len == 0
+            and pad_slot == -1
+        ):
+            _advance(*common)
+            return
+        call = torch.ops.specmeta.advance.default if is_dynamo_compiling() else _advance
+        call(
+            *common,
+            alloc_pages,
+            alloc_indptr,
+            count_index,
+            max_accepted,
+            seq_lens_out,
+            position_ids_out,
+            use_initial_states,
+            None if is_tensor else num_rows,
+            seq_len_bias,
+            position_bias,
+            pad_slot,
+            pad_page,
+            pad_seq_len,
+        )
+    except RuntimeError:
+        _check_types("advance", locals())
+        raise
 
 
 def stage(
@@ -440,27 +472,31 @@ def stage(
         status,
         workspace,
     )
-    if (
-        not is_dynamo_compiling()
-        and is_tensor
-        and alloc_pages is alloc_indptr is use_initial_states is None
-        and pad_token == pad_page == pad_seq_len == 0
-        and pad_slot == -1
-    ):
-        _stage(*common)
-        return
-    call = torch.ops.specmeta.stage.default if is_dynamo_compiling() else _stage
-    call(
-        *common,
-        alloc_pages,
-        alloc_indptr,
-        use_initial_states,
-        None if is_tensor else num_rows,
-        pad_token,
-        pad_slot,
-        pad_page,
-        pad_seq_len,
-    )
+    try:
+        if (
+            not is_dynamo_compiling()
+            and is_tensor
+            and alloc_pages is alloc_indptr is use_initial_states is None
+            and pad_token == pad_page == pad_seq_len == 0
+            and pad_slot == -1
+        ):
+            _stage(*common)
+            return
+        call = torch.ops.specmeta.stage.default if is_dynamo_compiling() else _stage
+        call(
+            *common,
+            alloc_pages,
+            alloc_indptr,
+            use_initial_states,
+            None if is_tensor else num_rows,
+            pad_token,
+            pad_slot,
+            pad_page,
+            pad_seq_len,
+        )
+    except RuntimeError:
+        _check_types("stage", locals())
+        raise
 
 
 def accept_greedy(
@@ -591,22 +627,26 @@ def accept_greedy(
         status,
         workspace,
     )
-    if (
-        not is_dynamo_compiling()
-        and is_tensor
-        and num_sampled is seq_lens_out is None
-        and pad_token == 0
-    ):
-        _accept_greedy(*common)
-        return
-    call = torch.ops.specmeta.accept_greedy.default if is_dynamo_compiling() else _accept_greedy
-    call(
-        *common,
-        num_sampled,
-        seq_lens_out,
-        None if is_tensor else num_rows,
-        pad_token,
-    )
+    try:
+        if (
+            not is_dynamo_compiling()
+            and is_tensor
+            and num_sampled is seq_lens_out is None
+            and pad_token == 0
+        ):
+            _accept_greedy(*common)
+            return
+        call = torch.ops.specmeta.accept_greedy.default if is_dynamo_compiling() else _accept_greedy
+        call(
+            *common,
+            num_sampled,
+            seq_lens_out,
+            None if is_tensor else num_rows,
+            pad_token,
+        )
+    except RuntimeError:
+        _check_types("accept_greedy", locals())
+        raise
 
 
 def accept_sampled(
@@ -739,22 +779,28 @@ def accept_sampled(
         status,
         workspace,
     )
-    if (
-        not is_dynamo_compiling()
-        and is_tensor
-        and num_sampled is seq_lens_out is None
-        and pad_token == 0
-    ):
-        _accept_sampled(*common)
-        return
-    call = torch.ops.specmeta.accept_sampled.default if is_dynamo_compiling() else _accept_sampled
-    call(
-        *common,
-        num_sampled,
-        seq_lens_out,
-        None if is_tensor else num_rows,
-        pad_token,
-    )
+    try:
+        if (
+            not is_dynamo_compiling()
+            and is_tensor
+            and num_sampled is seq_lens_out is None
+            and pad_token == 0
+        ):
+            _accept_sampled(*common)
+            return
+        call = (
+            torch.ops.specmeta.accept_sampled.default if is_dynamo_compiling() else _accept_sampled
+        )
+        call(
+            *common,
+            num_sampled,
+            seq_lens_out,
+            None if is_tensor else num_rows,
+            pad_token,
+        )
+    except RuntimeError:
+        _check_types("accept_sampled", locals())
+        raise
 
 
 def count_sampled(
@@ -822,21 +868,25 @@ def count_sampled(
     ([2, 0], [6, 9])
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.count_sampled.default if is_dynamo_compiling() else _count_sampled
-    call(
-        sampled_tokens,
-        vocab_size,
-        row_to_slot,
-        num_rows if is_tensor else None,
-        discarded,
-        backup_tokens,
-        num_sampled,
-        next_tokens,
-        status,
-        workspace,
-        None if is_tensor else num_rows,
-        pad_token,
-    )
+    try:
+        call = torch.ops.specmeta.count_sampled.default if is_dynamo_compiling() else _count_sampled
+        call(
+            sampled_tokens,
+            vocab_size,
+            row_to_slot,
+            num_rows if is_tensor else None,
+            discarded,
+            backup_tokens,
+            num_sampled,
+            next_tokens,
+            status,
+            workspace,
+            None if is_tensor else num_rows,
+            pad_token,
+        )
+    except RuntimeError:
+        _check_types("count_sampled", locals())
+        raise
 
 
 def locate_sampled(
@@ -895,19 +945,25 @@ def locate_sampled(
     ([1, 8], [2, 0])
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.locate_sampled.default if is_dynamo_compiling() else _locate_sampled
-    call(
-        num_sampled,
-        cu_num_draft_tokens,
-        cu_seqlens_q,
-        row_to_slot,
-        num_rows if is_tensor else None,
-        num_rejected,
-        token_indices,
-        status,
-        workspace,
-        None if is_tensor else num_rows,
-    )
+    try:
+        call = (
+            torch.ops.specmeta.locate_sampled.default if is_dynamo_compiling() else _locate_sampled
+        )
+        call(
+            num_sampled,
+            cu_num_draft_tokens,
+            cu_seqlens_q,
+            row_to_slot,
+            num_rows if is_tensor else None,
+            num_rejected,
+            token_indices,
+            status,
+            workspace,
+            None if is_tensor else num_rows,
+        )
+    except RuntimeError:
+        _check_types("locate_sampled", locals())
+        raise
 
 
 def keep_last(
@@ -969,20 +1025,24 @@ def keep_last(
     ([0, 1, 2], [9, 5, 0, 0, 0])
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
-    call = torch.ops.specmeta.keep_last.default if is_dynamo_compiling() else _keep_last
-    call(
-        cu_seqlens_q,
-        seq_lens,
-        num_rows if is_tensor else None,
-        input_ids,
-        position_ids,
-        query_lens,
-        cached_lens,
-        use_initial_states,
-        status,
-        None if is_tensor else num_rows,
-        pad_token,
-    )
+    try:
+        call = torch.ops.specmeta.keep_last.default if is_dynamo_compiling() else _keep_last
+        call(
+            cu_seqlens_q,
+            seq_lens,
+            num_rows if is_tensor else None,
+            input_ids,
+            position_ids,
+            query_lens,
+            cached_lens,
+            use_initial_states,
+            status,
+            None if is_tensor else num_rows,
+            pad_token,
+        )
+    except RuntimeError:
+        _check_types("keep_last", locals())
+        raise
 
 
 def draft_lists(
@@ -1094,25 +1154,29 @@ def draft_lists(
         status,
         workspace,
     )
-    if (
-        not is_dynamo_compiling()
-        and is_tensor
-        and alloc_pages is alloc_indptr is None
-        and pad_page == pad_seq_len == 0
-        and pad_slot == -1
-    ):
-        _draft_lists(*common)
-        return
-    call = torch.ops.specmeta.draft_lists.default if is_dynamo_compiling() else _draft_lists
-    call(
-        *common,
-        alloc_pages,
-        alloc_indptr,
-        None if is_tensor else num_rows,
-        pad_slot,
-        pad_page,
-        pad_seq_len,
-    )
+    try:
+        if (
+            not is_dynamo_compiling()
+            and is_tensor
+            and alloc_pages is alloc_indptr is None
+            and pad_page == pad_seq_len == 0
+            and pad_slot == -1
+        ):
+            _draft_lists(*common)
+            return
+        call = torch.ops.specmeta.draft_lists.default if is_dynamo_compiling() else _draft_lists
+        call(
+            *common,
+            alloc_pages,
+            alloc_indptr,
+            None if is_tensor else num_rows,
+            pad_slot,
+            pad_page,
+            pad_seq_len,
+        )
+    except RuntimeError:
+        _check_types("draft_lists", locals())
+        raise
 
 
 def map_slots(
@@ -1201,22 +1265,26 @@ def map_slots(
         status,
         workspace,
     )
-    if (
-        not is_dynamo_compiling()
-        and is_tensor
-        and alloc_pages is alloc_indptr is None
-        and pad_slot == -1
-    ):
-        _map_slots(*common)
-        return
-    call = torch.ops.specmeta.map_slots.default if is_dynamo_compiling() else _map_slots
-    call(
-        *common,
-        alloc_pages,
-        alloc_indptr,
-        None if is_tensor else num_rows,
-        pad_slot,
-    )
+    try:
+        if (
+            not is_dynamo_compiling()
+            and is_tensor
+            and alloc_pages is alloc_indptr is None
+            and pad_slot == -1
+        ):
+            _map_slots(*common)
+            return
+        call = torch.ops.specmeta.map_slots.default if is_dynamo_compiling() else _map_slots
+        call(
+            *common,
+            alloc_pages,
+            alloc_indptr,
+            None if is_tensor else num_rows,
+            pad_slot,
+        )
+    except RuntimeError:
+        _check_types("map_slots", locals())
+        raise
 
 
 def draft_step(
@@ -1395,33 +1463,37 @@ def draft_step(
         status,
         workspace,
     )
-    if (
-        not is_dynamo_compiling()
-        and is_tensor
-        and max_rejected is None
-        and alloc_pages
-        is alloc_indptr
-        is seq_lens_out
-        is position_ids_out
-        is use_initial_states
-        is None
-        and pad_token == pad_page == pad_seq_len == 0
-        and pad_slot == -1
-    ):
-        _draft_step(*common)
-        return
-    call = torch.ops.specmeta.draft_step.default if is_dynamo_compiling() else _draft_step
-    call(
-        *common,
-        alloc_pages,
-        alloc_indptr,
-        max_rejected,
-        seq_lens_out,
-        position_ids_out,
-        use_initial_states,
-        None if is_tensor else num_rows,
-        pad_token,
-        pad_slot,
-        pad_page,
-        pad_seq_len,
-    )
+    try:
+        if (
+            not is_dynamo_compiling()
+            and is_tensor
+            and max_rejected is None
+            and alloc_pages
+            is alloc_indptr
+            is seq_lens_out
+            is position_ids_out
+            is use_initial_states
+            is None
+            and pad_token == pad_page == pad_seq_len == 0
+            and pad_slot == -1
+        ):
+            _draft_step(*common)
+            return
+        call = torch.ops.specmeta.draft_step.default if is_dynamo_compiling() else _draft_step
+        call(
+            *common,
+            alloc_pages,
+            alloc_indptr,
+            max_rejected,
+            seq_lens_out,
+            position_ids_out,
+            use_initial_states,
+            None if is_tensor else num_rows,
+            pad_token,
+            pad_slot,
+            pad_page,
+            pad_seq_len,
+        )
+    except RuntimeError:
+        _check_types("draft_step", locals())
+        raise

@@ -140,6 +140,41 @@ def test_integers(operation: str) -> None:
             _refused(operation, call, argument.name, rf"an integer in {limits}, got {value}$")
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_is_no_tensor(operation: str) -> None:
+    """Torch's own error is the whole schema."""
+    for argument in _given(operation):
+        expected = "a tensor or an integer" if argument.name == "num_rows" else "a tensor"
+        hint = "" if argument.name == "num_rows" else r" \(specmeta\.cupy takes arrays\)"
+        call = full_calls.calls()[operation]
+        array = call[argument.name].numpy()
+        for wrong, got in (([1], "list"), (1.5, "float"), (array, f"ndarray{hint}")):
+            call[argument.name] = wrong
+            _refused(operation, call, argument.name, f"{expected}, got {got}$")
+        if argument.required and argument.name != "num_accepted":
+            call[argument.name] = None
+            _refused(operation, call, argument.name, f"{expected}, got NoneType$")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_is_no_integer(operation: str) -> None:
+    for argument in SCHEMA[operation]:
+        if argument.kind == "tensor" or argument.name == "num_rows_int":
+            continue
+        call = full_calls.calls()[operation]
+        expected = "a bool" if argument.kind == "bool" else "an integer"
+        wrongs = [([1], "list"), ("1", "str")]
+        if argument.kind == "int":  # a number is taken for a bool
+            wrongs.append((1.5, "float"))
+        for wrong, got in wrongs:
+            message = f"{expected}, got {got}$"
+            _refused(operation, call | {argument.name: wrong}, argument.name, message)
+        if argument.kind == "int":
+            limits = re.escape(f"[{argument.low}, {argument.high}]")
+            message = rf"an integer in {limits}, got {2**63}$"
+            _refused(operation, call | {argument.name: 2**63}, argument.name, message)
+
+
 def _without(operation: str, *names: str) -> dict[str, Any]:
     return {k: v for k, v in full_calls.calls()[operation].items() if k not in names}
 
