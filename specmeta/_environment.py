@@ -20,8 +20,8 @@ EXTRAS = {
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra, from the source tree."""
-    return f"pip install --no-build-isolation '.[{extra}]'"
+    """Return the command that adds an extra to the installed package."""
+    return f"pip install 'specmeta[{extra}]'"
 
 
 def find_device(name: str) -> torch.device:

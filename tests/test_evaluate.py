@@ -555,9 +555,7 @@ def test_a_missing_package_is_one_line(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["eval", str(write(*ask(PROMPTS)))])
-    expected = (
-        f"specmeta eval: {package} is missing: pip install --no-build-isolation '.[generate]'\n"
-    )
+    expected = f"specmeta eval: {package} is missing: pip install 'specmeta[generate]'\n"
     assert capsys.readouterr().err == expected
 
 

@@ -767,7 +767,7 @@ def test_without_rich(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     code, _, err = run(capsys, str(CASES[0]))
     assert (code, err) == (
         2,
-        "specmeta explain: rich is missing: pip install --no-build-isolation '.[debug]'\n",
+        "specmeta explain: rich is missing: pip install 'specmeta[debug]'\n",
     )
 
 

