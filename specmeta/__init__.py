@@ -5,10 +5,7 @@ slots of the next step depend on it. The operations here read the counts on the 
 all of it in one launch, without a host synchronisation.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+from pathlib import Path as _Path
 
 from specmeta.status import Status
 
@@ -35,8 +32,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 try:
+    from specmeta import checking
     from specmeta.batch import BatchMetadata
-    from specmeta.checking import check, check_process
+    from specmeta.checking import check
     from specmeta.display import inspect
     from specmeta.ops import (
         accept_greedy,
@@ -56,19 +54,19 @@ except ImportError as error:
     # specmeta doctor` must be able to say so; every other use raises the same error.
     _error = error
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name in __all__:
             raise _error
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 else:
-    check_process()
+    checking.check_process()
 
 
 def get_include() -> str:
     """Return the directory of ``specmeta.h``."""
-    return str(Path(__file__).with_name("include"))
+    return str(_Path(__file__).with_name("include"))
 
 
 def get_library() -> str:
     """Return the path of ``libspecmeta_c.so``, the operations without torch and Python."""
-    return str(Path(__file__).with_name("libspecmeta_c.so"))
+    return str(_Path(__file__).with_name("libspecmeta_c.so"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,3 +159,9 @@ def test_public_names_are_documented() -> None:
     for name in specmeta.__all__:
         assert getattr(specmeta, name).__doc__, name
         assert re.search(rf"::  *{name}$", reference, re.MULTILINE), name
+
+
+def test_dir_shows_public_names_and_modules() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(specmeta.__path__)}
+    shown = {name for name in dir(specmeta) if not name.startswith("_")}
+    assert shown - modules == set(specmeta.__all__)
