@@ -366,7 +366,7 @@ class BatchMetadata:
         if not isinstance(old, Tensor):
             raise ValueError(f"{name}: expected the name of a buffer that the batch has")
         if not isinstance(buffer, Tensor):
-            raise ValueError(f"{name}: expected a tensor, got {buffer!r}")
+            raise ValueError(f"{name}: expected a tensor, got {type(buffer).__qualname__}")
         shape = list(old.shape)
         if is_list:
             pages = [self.max_rows, self.max_pages]
@@ -494,7 +494,8 @@ class BatchMetadata:
             It is no tensor, or has more dimensions than one, or more tokens than the batch.
         """
         if not isinstance(target_tokens, Tensor):
-            raise ValueError(f"target_tokens: expected a tensor, got {target_tokens!r}")
+            got = type(target_tokens).__qualname__
+            raise ValueError(f"target_tokens: expected a tensor, got {got}")
         n = target_tokens.numel()
         if target_tokens.dim() != 1 or n > self.max_tokens:
             raise ValueError(

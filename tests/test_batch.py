@@ -374,7 +374,7 @@ def test_pages_come_and_go(device: str) -> None:
             lambda b: b.draft_step(b.next_tokens, index=None),
             r"^index: expected integers, got \[None\]$",
         ),
-        (lambda b: b.accept_greedy([1, 2]), r"^target_tokens: expected a tensor, got \[1, 2\]$"),
+        (lambda b: b.accept_greedy([1, 2]), "^target_tokens: expected a tensor, got list$"),
     ],
 )
 def test_errors_change_nothing(call: Any, message: str) -> None:
@@ -427,8 +427,8 @@ def test_sizes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         ({"tokens": torch.zeros(4, 15, device="meta").long()}, "device cpu, got meta"),
         ({"seq_lens": torch.zeros(6).int()[::2]}, r"contiguous rows, got strides \(2,\)"),
         ({"page_table": torch.zeros(3, 4).int().T}, r"contiguous rows, got strides \(1, 4\)"),
-        ({"seq_lens": [0, 0, 0]}, r"a tensor, got \[0, 0, 0\]"),
-        ({"seq_lens": None}, "a tensor, got None"),
+        ({"seq_lens": [0, 0, 0]}, "a tensor, got list"),
+        ({"seq_lens": None}, "a tensor, got NoneType"),
         ({"foo": torch.zeros(3)}, "the name of a buffer that the batch has"),
         ({"max_rows": torch.zeros(3)}, "the name of a buffer that the batch has"),
         ({"stage": torch.zeros(3)}, "the name of a buffer that the batch has"),
