@@ -233,6 +233,15 @@ def test_divergence(seed: int | None, kernels: Kernels) -> None:
     assert got == [_diverged(X[i ^ 1], Y[i ^ 1]) for i in range(THREADS)]
 
 
+def test_sums_over_a_warp(kernels: Kernels) -> None:
+    want = []
+    for warp in range(THREADS // 32):
+        lanes = slice(32 * warp, 32 * warp + 32)
+        some = sum(Y[lanes][: 7 * (warp + 1)])
+        want += [s64(s32(s32(sum(X[lanes])) + s32(some)))] * 32
+    assert run(kernels["warp_sum"])[0] == want
+
+
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_shared_memory(seed: int | None, kernels: Kernels) -> None:
     got, _ = run(kernels["shared_sum"], schedule=Schedule(seed))

@@ -134,6 +134,15 @@ def test_local_memory_and_calls_are_found() -> None:
     assert shuffle.calls == ()
     moves = ("SHFL.UP PT, R29, R27, R29, R42", "IMAD.MOV.U32 R27, RZ, RZ, 0x0")
     assert _parsed(*moves, "RET.REL.NODEC R26 0x0").calls == ()
+    vote = (
+        "BRA 0x20",
+        "WARPSYNC R11",
+        "VOTE.ANY R6, PT, !P2",
+        "LOP3.LUT R11, R6, R11, RZ, 0xc0, !PT",
+    )
+    assert _parsed(*vote, "RET.REL.NODEC R8 0x0").calls == ()
+    for other in ("BRA 0x20", "IADD3 R5, R5, 0x1, RZ"):
+        assert len(_parsed(*vote, other, "RET.REL.NODEC R8 0x0").calls) == 1
     assert _parsed("CALL.ABS.NOINC R8").calls == ("0x0000 CALL.ABS.NOINC R8",)
 
 

@@ -195,6 +195,27 @@ def test_large_calls(
             assert _is_ready(part, rows)
 
 
+@each_architecture
+def test_sums_beyond_32_bits(architecture: str, get_device: GetDevice) -> None:
+    """Rows of billions of pages, in a batch of one tile, in one of more, and by blocks."""
+    device = get_device(architecture)
+    device.schedule = Schedule()
+    for rows, workspace in ((40, None), (2_100, None), (300, specmeta.workspace(300))):
+        draw = random.Random(rows)
+        lens = [draw.choice((1, 7, 2**21 + 1, 2**30, 2**31 - 1)) for _ in range(rows)]
+        lens[:30] = [1, 2**21, 3] * 10  # as many as begin where 32 bits still hold the sum
+        call = {
+            "num_accepted": torch.zeros(rows, dtype=torch.int32),
+            "seq_lens": torch.tensor(lens),
+            "page_size": 1,
+            "kv_indptr": testing.poisoned(rows + 1),
+            "pages_per_seq": testing.poisoned(rows),
+        }
+        device.blocks = 4 if workspace is not None else None
+        _check(device, "advance", call, workspace)
+    device.blocks = None
+
+
 def _sectors(elements: int, size: int) -> int:
     return -(-elements * size // 32)
 

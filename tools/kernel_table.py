@@ -47,6 +47,8 @@ _FLOATING = re.compile(
     r"U?(MUFU|I2FP?|F2IP?|F2FP?|FRND|FCHK|FSWZADD"
     r"|(FH?|D|H)(ADD|MUL|FMA)(2|32I|2_32I)?|[FDH](SETP?|MNMX)[23]?)"
 )
+_COLLECTIVE = {"REDUX", "SHFL", "VOTE"}
+_BESIDE_COLLECTIVE = {"IMAD", "ISETP", "LOP3", "MOV", "SEL", "WARPSYNC"}
 # A floating-point instruction in name only: -0 * 0 + constant moves the constant, any 32 bits.
 _CONSTANT_MOVE = re.compile(
     r"HFMA2(\.MMA)? R\d+, -RZ, RZ(, [+-]?(\d[\de.+-]*|INF|[QS]?NAN) *){2}", re.ASCII
@@ -141,7 +143,7 @@ def parse(resources: str, sass: str, architecture: str) -> list[Kernel]:
         )
         count: Counter[str] = Counter()
         spills, floating, calls, returns = [], [], [], []
-        previous = ""
+        block: set[str] = set()  # opcodes since the flow changed last
         for line in lines:
             if not re.match(r"\s*/\*[0-9a-f]{4,}\*/", line):
                 continue
@@ -156,13 +158,12 @@ def parse(resources: str, sass: str, architecture: str) -> list[Kernel]:
             elif opcode == "CALL" and not operands.startswith(".REL"):
                 calls.append(instruction)
             elif opcode == "RET":
-                # Some shuffles behind divergent code are subroutines of ptxas' own, of one each.
-                if previous not in {"SHFL", "WARPSYNC"}:
+                # Some shuffles and votes behind divergent code are subroutines of ptxas' own.
+                if not (block & _COLLECTIVE and block <= _COLLECTIVE | _BESIDE_COLLECTIVE):
                     returns.append(instruction)
             elif _FLOATING.fullmatch(opcode) and not _CONSTANT_MOVE.fullmatch(opcode + operands):
                 floating.append(instruction)
-            if opcode not in {"IMAD", "MOV"}:  # moves of the subroutine's own
-                previous = opcode
+            block = set() if opcode in {"BRA", "CALL", "EXIT", "RET"} else block | {opcode}
         kernels.append(
             Kernel(
                 name=short_name(mangled),

@@ -20,44 +20,72 @@ template <class RowType, bool kHasSteps>
 class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
  public:
   using Row = RowType;
-  // NOTE: of a warp, then of the warps' totals. cub::BlockScan has every thread add up the totals of all warps, which
-  // takes 64 registers.
-  using Scan = cub::WarpScan<int64_t>;
+  using Scan = cub::WarpScan<int32_t>;
   static constexpr int kWarps = kTileRows / 32;
   struct Shared {
     typename Scan::TempStorage scan[kWarps];
-    int64_t totals[kWarps];
+    int32_t totals[kWarps];
     unsigned long long sum;
     int32_t min;
     alignas(Row) unsigned char tile[kTileRows * sizeof(Row)];  // bytes: shared memory has no constructors
-    int64_t state[kNumChains + kNumNews];
+    alignas(GridState) unsigned char grid[sizeof(GridState)];
     alignas(WalkState) unsigned char walk[sizeof(WalkState)];
   };
 
-  __device__ BlockCta(Shared& shared, const Rows& rows) : GridCta<BlockCta>(rows), shared_(shared) {
-    if (threadIdx.x < kNumChains + kNumNews) shared.state[threadIdx.x] = 0;
-    if (threadIdx.x == 0) walk() = WalkState();
-    __syncthreads();
-  }
+  __device__ BlockCta(Shared& shared, const Rows& rows) : GridCta<BlockCta>(rows), shared_(shared) {}
 
-  __device__ int32_t rank() const { return threadIdx.x; }
+  // NOTE: read anew each time. What a compiler works out from threadIdx beforehand, once for the whole kernel, takes
+  // more registers than there are.
+  __device__ int32_t rank() const {
+    int32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+  }
   __device__ int32_t size() const { return blockDim.x; }
+  __device__ int32_t lanes() const { return 32; }
+  // NOTE: two rounds without a loop: the compiler must see that the lanes are together.
+  template <class Begin>
+  __device__ int32_t find_owner(int32_t n, int32_t x, Begin begin) const {
+    static_assert(kTileRows <= 32 * 32);
+    const int32_t lane = rank() % 32;
+    const auto count = [&](int32_t lo, int32_t part) {  // of the lanes' parts, those that begin at x or before
+      const int32_t at = lo + lane * part;
+      return __popc(__ballot_sync(0xffffffff, at < n && begin(at) <= x));
+    };
+    const int32_t part = (n + 31) / 32;
+    const int32_t lo = (count(0, part) - 1) * part;
+    return lo + count(lo, 1) - 1;
+  }
   __device__ int32_t tile_rows() const { return kTileRows; }  // a smaller block has all rows
   __device__ void sync() const { __syncthreads(); }
   __device__ bool any(bool x) const { return __syncthreads_or(x); }
   __device__ int32_t count(bool x) const { return __syncthreads_count(x); }
+  // NOTE: of a warp, then of the warps' totals. cub::BlockScan has every thread add up the totals of all warps, which
+  // takes 64 registers.
   __device__ int64_t exclusive_sum(int64_t x, int64_t& total) const {
-    static_assert(kWarps == 32);
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t in_warp, of_warps;
-    Scan(shared_.scan[warp]).InclusiveSum(x, in_warp);
+    const unsigned thread = rank(), warp = thread / 32, lane = thread % 32;
+    int32_t in_warp;
+    Scan(shared_.scan[warp]).InclusiveSum(static_cast<int32_t>(x), in_warp);
     if (lane == 31) shared_.totals[warp] = in_warp;
-    __syncthreads();
-    Scan(shared_.scan[warp]).InclusiveSum(lane * 32 < blockDim.x ? shared_.totals[lane] : 0, of_warps);
-    total = __shfl_sync(0xffffffff, of_warps, 31);
-    const int64_t before = __shfl_sync(0xffffffff, of_warps, warp > 0 ? warp - 1 : 0);
-    __syncthreads();  // the totals are used again
-    return in_warp - x + (warp > 0 ? before : 0);
+    const bool is_wide = __syncthreads_or(x > INT32_MAX / kTileRows);  // 32 bits may be too few
+    const int32_t of_warp = lane * 32 < blockDim.x ? shared_.totals[lane] : 0;
+    total = __reduce_add_sync(0xffffffff, of_warp);
+    int64_t before = __reduce_add_sync(0xffffffff, lane < warp ? of_warp : 0) + in_warp - static_cast<int32_t>(x);
+    __syncthreads();                                                   // the totals are used again
+    if (is_wide) {                                                     // so rare that it may take its time
+      auto* const addends = reinterpret_cast<int64_t*>(shared_.tile);  // it's empty before rows are placed
+      addends[thread] = x;
+      __syncthreads();
+      before = 0;
+      total = 0;
+      SPECMETA_NO_UNROLL
+      for (unsigned i = 0; i < blockDim.x; ++i) {
+        if (i == thread) before = total;
+        total += addends[i];
+      }
+      __syncthreads();  // the addends are read until here
+    }
+    return before;
   }
   __device__ int64_t sum(int64_t x) const {
     if (threadIdx.x == 0) shared_.sum = 0;
@@ -78,7 +106,7 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
     return least;
   }
   __device__ Row* tile() const { return reinterpret_cast<Row*>(shared_.tile); }
-  __device__ WalkState& walk() const { return *reinterpret_cast<WalkState*>(shared_.walk); }
+  __device__ WalkState& walk_state() const { return *reinterpret_cast<WalkState*>(shared_.walk); }
   __device__ int32_t step() const { return kHasSteps ? blockIdx.y : 0; }
   __device__ int32_t num_blocks() const { return gridDim.x; }
   __device__ int32_t index() const { return blockIdx.x; }
@@ -86,7 +114,7 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
   __device__ Row* records() { return this->template records_as<Row>(); }
   __device__ void atomic_or(int32_t* at, int32_t bits) const { atomicOr(at, bits); }
 
-  __device__ int64_t* state() const { return shared_.state; }
+  __device__ GridState& grid_state() const { return *reinterpret_cast<GridState*>(shared_.grid); }
   // NOTE: PTX, since libcu++ takes an address of any kind: code for shared memory, and a wait for which kind it is.
   __device__ uint64_t peek(const uint64_t* at) const {
     uint64_t x;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "specmeta/grid.h"
+#include "specmeta/rows.h"
 
 #if defined(__SANITIZE_THREAD__)
 extern "C" void AnnotateIgnoreSyncBegin(const char* file, int line);
@@ -92,7 +93,7 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
     Barrier sum_barrier;
     std::vector<Row> tile;
     std::vector<std::atomic<int64_t>> addends;
-    int64_t state[kNumChains + kNumNews] = {};
+    GridState grid;
     WalkState walk;
     SyncSites& sites;
     uint64_t skipped;
@@ -110,6 +111,11 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
 
   int32_t rank() const { return rank_; }
   int32_t size() const { return static_cast<int32_t>(shared_.tile.size()); }
+  int32_t lanes() const { return std::min(size(), 32); }
+  template <class Begin>
+  int32_t find_owner(int32_t n, int32_t x, Begin begin) const {
+    return specmeta::find_owner(n, x, begin);
+  }
   void sync(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     if (rank_ == 0) shared_.sites.add(file, line);
     if (shared_.skipped == SyncSites::key(file, line)) return;
@@ -153,7 +159,7 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
     return least;
   }
   Row* tile() const { return shared_.tile.data(); }
-  WalkState& walk() const { return shared_.walk; }
+  WalkState& walk_state() const { return shared_.walk; }
   void atomic_or(int32_t* at, int32_t bits) const { __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
 
   int32_t num_blocks() const { return num_blocks_; }
@@ -162,7 +168,7 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
   int32_t step() const { return step_; }
   int64_t least_share() const { return least_share_; }
   Row* records() { return this->template records_as<Row>(); }
-  int64_t* state() const { return shared_.state; }
+  GridState& grid_state() const { return shared_.grid; }
   uint64_t peek(const uint64_t* at) const { return __atomic_load_n(at, __ATOMIC_RELAXED); }
   void post(uint64_t* at, uint64_t x) const { __atomic_store_n(at, x, __ATOMIC_RELAXED); }
   uint64_t acquire(const uint64_t* at) const { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }

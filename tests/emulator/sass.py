@@ -723,14 +723,16 @@ def _vote(i: Instruction) -> Run:
 
 @opcode("REDUX", "CREDUX")
 def _redux(i: Instruction) -> Run:
-    kind = i.take("MIN", "OR"), i.take("S32")
+    kind = i.take("MIN", "OR", "SUM"), i.take("S32")
     d, a = i.args
-    i.expect(kind in (("MIN", "S32"), ("OR", "")))
+    i.expect(kind in (("MIN", "S32"), ("OR", ""), ("SUM", ""), ("SUM", "S32")))
 
     def run(b: Any, m: Array) -> None:
         value = a.get(b)
         if kind[0] == "OR":
             d.put(b, m, np.bitwise_or.reduce(np.where(m, value, U32(0)), axis=1, keepdims=True))
+        elif kind[0] == "SUM":
+            d.put(b, m, np.where(m, value, U32(0)).sum(axis=1, keepdims=True, dtype=U32))
         else:
             low = np.where(m, value.astype(I32), np.iinfo(I32).max)
             d.put(b, m, low.min(axis=1, keepdims=True))
@@ -751,23 +753,32 @@ def _access(i: Instruction, *more: str) -> int:
 
 @opcode("LDG", "LD", "LDS")
 def _load(i: Instruction) -> Run:
-    *outs, at = i.args
     size = _access(i, "256")
+    wanted = 0xFF
     if size == 32:
+        *outs, at = i.args[:3]
         i.expect(i.take("ENL2") == "ENL2" and len(outs) == 2)
         outs = outs[::-1]  # the second has what comes first
+        if len(i.args) == 4:  # which words: they stand close together in the registers
+            wanted = i.args[3].index
     else:
+        *outs, at = i.args
         i.expect(len(outs) == 1)
     each = max(size // 4, 1) // len(outs)
     i.wide(*outs, words=each)
     space = "shared" if i.name == "LDS" else "global"
-    places = [(d, k) for d in outs for k in range(each)]
+    places = [
+        (word, d, place)
+        for k, d in enumerate(outs)
+        for place, word in enumerate(w for w in range(k * each, (k + 1) * each) if wanted >> w & 1)
+    ]
 
     def run(b: Any, m: Array) -> None:
-        for (d, k), value in zip(places, b.load(space, at.get(b), size, m, i.strong), strict=True):
-            d.put(b, m, value, k)
+        values = b.load(space, at.get(b), size, m, i.strong)
+        for word, d, place in places:
+            d.put(b, m, values[word], place)
         if space == "global":
-            b.later({d.index + k for d, k in places if not d.is_null}, m)
+            b.later({d.index + place for _, d, place in places if not d.is_null}, m)
 
     return run
 
@@ -918,7 +929,7 @@ def _flow(i: Instruction) -> Run:
         i.expect(i.texts[0] == "0x0" and len(i.args) == 1 + ("RED" in i.control))
         i.expect(i.control in ("BAR.SYNC", "BAR.RED.OR", "BAR.RED.AND", "BAR.RED.POPC"))
     elif i.name == "WARPSYNC":
-        i.take("ALL", "COLLECTIVE")
+        i.take("ALL", "COLLECTIVE", "EXCLUSIVE")
     elif i.name == "BRA":
         kind = i.take("DIV", "CONV", "U")
         i.control += f".{kind}" if kind in ("DIV", "CONV") else ""

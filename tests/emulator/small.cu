@@ -139,6 +139,9 @@ KERNEL(diverge) {
   __syncwarp();
   p.out[i] = __shfl_xor_sync(~0u, sum, 1);
 }
+KERNEL(warp_sum) {
+  EACH p.out[i] = __reduce_add_sync(~0u, int(x)) + __reduce_add_sync(~0u, i % 32 < (i / 32 + 1) * 7 ? int(y) : 0);
+}
 KERNEL(shared_sum) {
   EACH __shared__ int64_t v[64];
   __shared__ unsigned long long total;

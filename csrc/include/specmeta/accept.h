@@ -160,7 +160,7 @@ SPECMETA_HD void accept(Cta& cta, const AcceptParams& p) {
         if (emitted) {  // the table's elements are shared among the threads, too
           const uint32_t width = emitted.width, end = window.num_rows * width;
           SPECMETA_NO_UNROLL
-          for (uint32_t i = window.own * width + cta.rank(); i < end; i += cta.size()) {
+          for (uint32_t i = window.first_own * width + cta.rank(); i < end; i += cta.size()) {
             const auto r = static_cast<int32_t>(p.emitted_width.div(i));
             const auto j = static_cast<int32_t>(p.emitted_width.mod(i));
             const AcceptRow& row = tile[r];

@@ -25,10 +25,10 @@ SPECMETA_HD Move read_move(const AdvanceParams& p, int32_t b, const RowCheck& ch
   Move move;
   if (!check.alive) return move;
   pages = read_pages(p.pages, check.slot);
-  const uint64_t fetched_len = p.seq_lens.fetch(b);
+  const Fetched fetched_len = p.seq_lens.fetch(b);
   const int64_t k = p.count_index ? p.count_index.get(b) : check.slot;
   const bool has_count = k >= 0 && k < p.num_counts;
-  const uint64_t fetched_count = has_count && p.num_accepted ? p.num_accepted.fetch(k) : 0;
+  const Fetched fetched_count = has_count && p.num_accepted ? p.num_accepted.fetch(k) : Fetched();
   const int64_t old_len = p.seq_lens.count(fetched_len);
   int64_t count = p.num_accepted.count(fetched_count);
 

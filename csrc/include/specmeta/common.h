@@ -58,6 +58,15 @@ SPECMETA_HD int32_t saturate32(int64_t x) {
   return static_cast<int32_t>(clamp64(x, INT32_MIN, INT32_MAX));
 }
 
+// Of x > 0, rounded down.
+SPECMETA_HD int32_t floor_log2(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return 31 - __clz(static_cast<int>(x));
+#else
+  return 31 - __builtin_clz(x);
+#endif
+}
+
 template <class T>
 SPECMETA_HD T load(const T* at, [[maybe_unused]] int line = __builtin_LINE()) {
   SPECMETA_ON_LOAD(at, line);
@@ -69,6 +78,10 @@ SPECMETA_HD void store(T* at, const T& x, [[maybe_unused]] int line = __builtin_
   *at = x;
 }
 
+struct Fetched {
+  uint32_t low = 0, high = 0;
+};
+
 // A tensor of int32 or int64. A store into int32 saturates.
 struct Ints {
   void* data = nullptr;
@@ -79,23 +92,23 @@ struct Ints {
     return wide ? load(static_cast<const int64_t*>(data) + i, line) : load(static_cast<const int32_t*>(data) + i, line);
   }
   // get() in two parts: reads that are fetched one after the other are all under way before the first is waited for.
-  SPECMETA_HD uint64_t fetch(int64_t i, int line = __builtin_LINE()) const {
+  // NOTE: by halves, which are put together later: a load of either width would go into a register of its own, and the
+  // choice between them would wait.
+  SPECMETA_HD Fetched fetch(int64_t i, int line = __builtin_LINE()) const {
 #if defined(__CUDA_ARCH__)
-    // By halves: a load of either width would go into a register of its own, and the choice between them would wait.
     const auto* at = static_cast<const uint32_t*>(data) + (i << (wide ? 1 : 0));
-    const uint32_t low = load(at, line);
-    const uint32_t high = wide ? load(at + 1, line) : 0;
-    return uint64_t{high} << 32 | low;
+    return {load(at, line), wide ? load(at + 1, line) : 0};
 #else
-    return wide ? load(static_cast<const uint64_t*>(data) + i, line)
-                : load(static_cast<const uint32_t*>(data) + i, line);
+    const uint64_t x =
+        wide ? load(static_cast<const uint64_t*>(data) + i, line) : load(static_cast<const uint32_t*>(data) + i, line);
+    return {static_cast<uint32_t>(x), static_cast<uint32_t>(x >> 32)};
 #endif
   }
-  SPECMETA_HD int64_t value(uint64_t fetched) const {
-    return wide ? static_cast<int64_t>(fetched) : static_cast<int32_t>(fetched);
+  SPECMETA_HD int64_t value(Fetched x) const {
+    return wide ? static_cast<int64_t>(uint64_t{x.high} << 32 | x.low) : static_cast<int32_t>(x.low);
   }
   // Of counts and lengths.
-  SPECMETA_HD int64_t count(uint64_t fetched) const { return clamp64(value(fetched), -kCountLimit, kCountLimit); }
+  SPECMETA_HD int64_t count(Fetched x) const { return clamp64(value(x), -kCountLimit, kCountLimit); }
   SPECMETA_HD int64_t get_count(int64_t i, int line = __builtin_LINE()) const { return count(fetch(i, line)); }
   SPECMETA_HD void set(int64_t i, int64_t x, int line = __builtin_LINE()) const {
     if (wide) {

@@ -5,26 +5,32 @@
 //   Row                                  what there is to know of a row (trivially copyable); kIsRepeatable: whether
 //                                        a row may be placed by several Ctas
 //   int32_t rank(), size()               this thread, and how many there are
+//   int32_t lanes()                      so many neighbouring threads go on together, as a warp does
+//   int32_t find_owner(n, x, begin)      as in rows.h; called by all of them, with the same arguments
 //   void sync()                          a barrier that also orders memory; nothing else here does
 //   bool any(x), int32_t count(x)        whether x holds for some thread, for how many; called by every thread
 //   int64_t exclusive_sum(x, total&)     the sum over lower ranks, and over all; called by every thread
 //   int64_t sum(x), int32_t min(x)       over all, where speed doesn't matter; called by every thread
-//   Row* tile(), WalkState& walk()       size() rows, and where the walk is; all threads share them
+//   Row* tile(), WalkState& walk_state() size() rows, and where the walk is; all threads share them
 //   void atomic_or(int32_t*, int32_t)
 //
 // A batch is cut into tiles of size() rows: each thread reads the scalars of one row once, scans give every row its
-// place, and then tokens and pages are shared out in equal parts (walk.h). One Cta may do all of that, a tile at a
-// time. Or many do. Where the batch is one tile and a row may be placed by several, each places all rows for itself,
-// one writes what is by row, and none waits for another. Else they agree through a workspace: each takes a tile as long
-// as there are any. So a tile that isn't done is held by a Cta that runs, and that waits for earlier tiles only: all
-// get on, however few run at a time. To that end:
+// place, and then tokens and pages are shared out in equal parts (walk.h). Sizes alone decide who does it:
+//
+//   alone       one Cta, a tile at a time
+//   replicated  many, where the batch is one tile and rows may be placed by several: each places all rows for itself,
+//               and has a part of the tokens and of the pages; one writes what is by row; none waits for another
+//   tiled       many, else: they agree through a workspace, and each takes a tile as long as there are any. So a tile
+//               that isn't done is held by a Cta that runs, and that waits for earlier tiles only: all get on, however
+//               few run at a time
 //
 //   int32_t block(), num_blocks()        this Cta's number, and how many there are
-//   bool is_whole()                      whether each of many Ctas places all rows
+//   bool places_all()                    whether this Cta places all rows: not where the batch is tiled
+//   bool is_replicated()
 //   bool writes_rows()                   whether what is by row is this Cta's to write
-//   void arrive(), bool is_last()        with is_whole(): nothing that others may replace is read any more; whether all
-//                                        others have said so, so that this Cta may replace it. Called by every thread,
-//                                        with a sync() between the two
+//   void arrive(), bool is_last()        where replicated: nothing that others may replace is read any more; whether
+//                                        all others have said so, so that this Cta may replace it. Called by every
+//                                        thread, with a sync() between the two
 //   int32_t tile_index()                 its tile, past the last where there is none left
 //   void next_tile()                     takes another one; called by every thread
 //   int64_t least_share()                less of the work isn't worth a Cta
@@ -57,19 +63,28 @@ struct Covered {
 
 // A run of rows in the tile, and those of their tokens and pages that this Cta writes.
 struct Window {
-  int32_t first = 0;     // the batch's row that stands first in the tile
-  int32_t num_rows = 0;  // in the tile
-  int32_t own = 0;       // from here on in the tile, what is by row is written here as well
+  int32_t first = 0;      // the batch's row that stands first in the tile
+  int32_t num_rows = 0;   // in the tile
+  int32_t first_own = 0;  // from here on in the tile, what is by row is written here as well
   int32_t token = 0, token_end = 0;
   int32_t page = 0, page_end = 0;  // places in kv_indices
 };
 
 struct WalkState {
   Covered all;
-  int32_t next = 0, end_row = 0;  // rows of this Cta's share that are still to come
+  int32_t placed = 0;             // tiles that this Cta has placed, one of many
+  bool is_sharing = false;        // all rows are placed, and this Cta has its share of them
+  int32_t next = 0, end_row = 0;  // rows that are still to come: of all where it's alone, of its share if it has one
   int64_t left_out = 0;           // items of the next row that are another Cta's
   int64_t taken = 0;              // items of the last row that are this Cta's, beside the row itself
   Window window;
+};
+
+// What the threads of one Cta among others know of it.
+struct GridState {
+  int64_t sums[kNumChains] = {}, news[kNumNews] = {};  // where it is alone
+  int32_t block = 0, tile = 0;
+  bool is_last = false;
 };
 
 // A row of which nothing has to be known once it is placed.
@@ -104,6 +119,7 @@ class SerialCta {
 
   int32_t rank() const { return 0; }
   int32_t size() const { return 1; }
+  int32_t lanes() const { return 1; }
   void sync() const {}
   bool any(bool x) const { return x; }
   int32_t count(bool x) const { return x; }
@@ -114,12 +130,13 @@ class SerialCta {
   int64_t sum(int64_t x) const { return x; }
   int32_t min(int32_t x) const { return x; }
   Row* tile() { return &row_; }
-  WalkState& walk() { return walk_; }
+  WalkState& walk_state() { return walk_; }
   void atomic_or(int32_t* at, int32_t bits) const { *at |= bits; }
 
   int32_t block() const { return 0; }
   int32_t num_blocks() const { return 1; }
-  bool is_whole() const { return false; }
+  bool places_all() const { return true; }
+  bool is_replicated() const { return false; }
   bool writes_rows() const { return true; }
   void arrive() const {}
   bool is_last() const { return false; }

@@ -16,10 +16,10 @@ namespace specmeta {
 
 // What is read of a row; all of it is under way before any is looked at.
 struct DraftInputs {
-  uint64_t old_len = 0;  // fetched, as the two below
+  Fetched old_len;
   int32_t rejected = 0;
-  uint64_t token = 0;
-  uint64_t position = 0;
+  Fetched token;
+  Fetched position;
   int32_t known = 0;
   PageRange pages;
 };

@@ -51,7 +51,7 @@ SPECMETA_HD int64_t workspace_words(int32_t rows, int64_t steps = 1) {
 //   index()                      which Cta of the launch this is
 //   tile_rows()                  the rows of a tile, where there is more than one
 //   step()                       which of several walks in one launch this is; each has its own part of the workspace
-// and memory that its own threads share, zero at the start: int64_t* state(), of kNumChains + kNumNews.
+// and memory that its own threads share: GridState& grid_state().
 template <class Self>
 class GridCta {
  public:
@@ -59,30 +59,31 @@ class GridCta {
 
   SPECMETA_HD explicit GridCta(const Rows& rows) : rows_(rows) {}
 
-  SPECMETA_HD int32_t block() {
-    return is_alone() ? 0 : is_whole() ? self().index() : static_cast<int32_t>(self().state()[kBlock]);
+  SPECMETA_HD int32_t block() { return self().grid_state().block; }
+  SPECMETA_HD bool places_all() { return is_alone() || is_replicated(); }
+  SPECMETA_HD bool is_replicated() {
+    return Self::Row::kIsRepeatable && !is_alone() && rows_.batch <= self().tile_rows();
   }
-  SPECMETA_HD bool is_whole() { return Self::Row::kIsRepeatable && !is_alone() && rows_.batch <= self().tile_rows(); }
-  SPECMETA_HD bool writes_rows() { return !is_whole() || self().index() == 0; }
+  SPECMETA_HD bool writes_rows() { return !is_replicated() || self().index() == 0; }
   SPECMETA_HD void arrive() {
     self().sync();  // all threads have read
     if (self().rank() == 0) {
       const uint64_t others = self().add(workspace() + WorkspaceLayout::kCtasDone, 1);
-      self().state()[kIsLast] = others + 1 == static_cast<uint64_t>(self().num_blocks());
+      self().grid_state().is_last = others + 1 == static_cast<uint64_t>(self().num_blocks());
     }
   }
   // A sync() stands between the two: that the others have read comes before, for all threads.
   SPECMETA_HD bool is_last() {
-    if (self().state()[kIsLast] == 0) return false;
+    if (!self().grid_state().is_last) return false;
     if (self().rank() == 0) workspace()[WorkspaceLayout::kCtasDone] = 0;
     return true;
   }
   SPECMETA_HD int64_t sum_before(Chain chain, int64_t x) {
     if (rows_.batch <= self().tile_rows()) return 0;
     if (is_alone()) {
-      const int64_t before = self().state()[chain];
+      const int64_t before = self().grid_state().sums[chain];
       self().sync();
-      if (self().rank() == 0) self().state()[chain] = before + x;
+      if (self().rank() == 0) self().grid_state().sums[chain] = before + x;
       return before;
     }
     uint64_t* const end = workspace() + rows_.workspace_words;
@@ -96,13 +97,13 @@ class GridCta {
   SPECMETA_HD void announce(News news, int64_t x) {
     if (self().rank() != 0 || rows_.batch <= self().tile_rows()) return;
     if (is_alone()) {
-      self().state()[kNumChains + news] = x;
+      self().grid_state().news[news] = x;
     } else {
       self().post(workspace() + WorkspaceLayout::kNews + news, static_cast<uint64_t>(x) + 1);
     }
   }
   SPECMETA_HD int64_t heed(News news) {
-    if (is_alone()) return self().state()[kNumChains + news];
+    if (is_alone()) return self().grid_state().news[news];
     return self().sum(self().rank() == 0 ? wait(workspace() + WorkspaceLayout::kNews + news) : 0);
   }
   SPECMETA_HD void finish_tiles(int32_t placed) {
@@ -121,16 +122,20 @@ class GridCta {
 
   // What comes before the algorithm.
   SPECMETA_HD void enter() {
-    if (!is_alone() && !is_whole()) draw(/*is_first=*/true);
+    if (self().rank() == 0) {
+      self().walk_state() = WalkState();
+      self().grid_state() = GridState();
+      if (places_all()) self().grid_state().block = self().index();
+    }
+    self().sync();
+    if (!places_all()) draw(/*is_first=*/true);
   }
-  SPECMETA_HD int32_t tile_index() {
-    return is_alone() || is_whole() ? 0 : static_cast<int32_t>(self().state()[kTile]);
-  }
+  SPECMETA_HD int32_t tile_index() { return self().grid_state().tile; }
   SPECMETA_HD void next_tile() { draw(/*is_first=*/false); }
   // What comes behind it: the last Cta leaves the workspace as it was. All that this one reads there, its threads have
   // read before next_tile() or finish_tiles().
   SPECMETA_HD void leave() {
-    if (is_alone() || is_whole()) return;
+    if (places_all()) return;
     bool is_last = false;
     if (self().rank() == 0) {
       const uint64_t others = self().add(workspace() + WorkspaceLayout::kCtasDone, 1);
@@ -146,19 +151,17 @@ class GridCta {
   }
 
  private:
-  enum State { kTile, kBlock, kIsLast };  // in state(), unless this Cta is alone
-
   SPECMETA_HD Self& self() { return static_cast<Self&>(*this); }
   SPECMETA_HD uint64_t* workspace() { return rows_.workspace + self().step() * rows_.workspace_words; }
   SPECMETA_HD bool is_alone() { return self().num_blocks() == 1; }
   SPECMETA_HD WorkspaceLayout layout() { return WorkspaceLayout(rows_.batch, self().tile_rows()); }
   // Draws a tile, and at first this Cta's number. NOTE: both are kept in shared memory, since registers are few.
   SPECMETA_HD void draw(bool is_first) {
-    self().sync();  // state() was read until here, and the records of the last tile are written
+    self().sync();  // grid_state() was read until here, and the records of the last tile are written
     if (self().rank() == 0) {
       const uint64_t tickets = self().add(workspace() + WorkspaceLayout::kTickets, (uint64_t{is_first} << 32) | 1);
-      if (is_first) self().state()[kBlock] = static_cast<int64_t>(tickets >> 32);
-      self().state()[kTile] = static_cast<int64_t>(tickets & 0xffffffff);
+      if (is_first) self().grid_state().block = static_cast<int32_t>(tickets >> 32);
+      self().grid_state().tile = static_cast<int32_t>(tickets & INT32_MAX);
     }
     self().sync();
   }

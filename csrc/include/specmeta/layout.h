@@ -48,7 +48,7 @@ class LayoutWriter {
         }
       }
     }
-    const bool is_late = in_place_ && cta.is_whole();  // other Ctas may read the old lengths yet
+    const bool is_late = in_place_ && cta.is_replicated();  // other Ctas may read the old lengths yet
     if (cta.writes_rows()) {
       if (inside) write_row(b, span, length, n, begin + n);
       if (inside && out_.seq_lens && !is_late) out_.seq_lens.set(b, length);
@@ -68,46 +68,80 @@ class LayoutWriter {
     return row;
   }
 
-  // The page lists of a window's rows, shared among the threads: in runs, each of neighbouring threads, which stride
-  // through it. So each finds the row of its next page near that of its last one.
+  // The page lists of a window's rows.
   template <class Cta>
   SPECMETA_HD void write_pages(Cta& cta, const Window& window) const {
     if (!out_.kv_indices) return;
     const typename Cta::Row* tile = cta.tile();
     if constexpr (Cta::kIsSerial) {
       write_pages_of(cta, tile[0], window.first, out_.kv_indices + window.page, window.page_end - window.page);
-      return;
+    } else {
+      write_runs(cta, window);
     }
-    const int32_t lanes = min32(kRunThreads, cta.size());
-    const int32_t run = cta.rank() / kRunThreads;
-    int log2 = 0;  // of how many runs there are
-    while ((kRunThreads << (log2 + 1)) <= cta.size()) ++log2;
-    const int32_t front = window.page & ~(kRunThreads - 1);  // runs of whole sectors
-    const int32_t step = ((window.page_end - front - 1) >> log2) / kRunThreads * kRunThreads + kRunThreads;
-    const int64_t from = front + int64_t{run} * step;
-    const auto end = static_cast<uint32_t>(min64(from + step, window.page_end));
-    uint32_t begin = from + cta.rank() % kRunThreads;
-    while (begin < static_cast<uint32_t>(window.page)) begin += lanes;
-    if (run >> log2 > 0 || begin >= end) return;
-    const auto begins = [&](int32_t r) { return tile[r].page_begin; };
+  }
+
+  // In runs, each for threads that go on together: they stride through it, and each goes from row to row behind its
+  // pages, of which four are in flight.
+  template <class Cta>
+  SPECMETA_HD void write_runs(Cta& cta, const Window& window) const {
+    const LayoutRow* tile = cta.tile();
+    const auto lanes = static_cast<uint32_t>(cta.lanes());
+    const Part run = cut(window.page, window.page_end, cta.rank() / lanes, cta.size() / lanes);
+    const auto page_begin = [&](int32_t k) { return tile[k].page_begin; };
+    int32_t r = cta.find_owner(window.num_rows, max32(static_cast<int32_t>(run.begin), window.page), page_begin);
+    if (run.begin >= run.end) return;
     const int32_t* ids = page_ids(pages_);
-    const int32_t pad = out_.pad_page;
-    int32_t r = find_owner(window.num_rows, static_cast<int32_t>(begin), begins);
-    copy_batched(
-        begin, end, lanes,
-        [&](uint32_t i) {
-          r = find_owner_from(r, window.num_rows, static_cast<int32_t>(i), begins);
-          const LayoutRow& row = tile[r];
-          return row.seq_len > 0 ? load(ids + (row.pages + i)) : pad;
-        },
-        [&](uint32_t i, int32_t id) {
-          if (id < 0) {
-            const int32_t owner = find_owner(window.num_rows, static_cast<int32_t>(i), begins);
-            if (tile[owner].seq_len > 0) report_page(cta, window.first + owner);
-            id = out_.pad_page;
+    int32_t* const to = out_.kv_indices;
+    // Of row r: where its pages end, those that it uses, and where page 0 would be read if it were its.
+    uint32_t row_end = 0, used_end = 0;
+    const int32_t* from = nullptr;
+    const auto take_row = [&] {
+      const LayoutRow& row = tile[r];
+      row_end = static_cast<uint32_t>(row.page_end);
+      used_end = row.seq_len > 0 ? min32(row.page_end, run.end) : 0;
+      from = ids + row.pages;
+    };
+    take_row();
+    uint32_t i = run.begin + cta.rank() % lanes;
+    SPECMETA_NO_UNROLL
+    for (; i < run.end; i += kInFlight * lanes) {
+      // NOTE: first all loads, then all stores, since lanes that have parted wait for each other.
+      int32_t page[kInFlight];
+      const uint32_t last = i + (kInFlight - 1) * lanes;
+      if (last < used_end) {  // all are row r's
+        SPECMETA_UNROLL
+        for (int j = 0; j < kInFlight; ++j) page[j] = load(from + i + j * lanes);
+      } else {
+        SPECMETA_UNROLL
+        for (int j = 0; j < kInFlight; ++j) {
+          const uint32_t at = i + j * lanes;
+          if (at >= run.end) break;
+          if (at >= row_end) {  // the pages of the next row begin there
+            int near = 0;
+            SPECMETA_NO_UNROLL
+            do {
+              ++r;
+              if (++near == kNear)
+                r += find_owner(window.num_rows - r, static_cast<int32_t>(at),
+                                [&](int32_t k) { return page_begin(r + k); });
+            } while (at >= static_cast<uint32_t>(tile[r].page_end));
+            take_row();
           }
-          store(out_.kv_indices + i, id);
-        });
+          page[j] = at < used_end ? load(from + at) : out_.pad_page;
+        }
+      }
+      if (last < run.end && (page[0] | page[1] | page[2] | page[3]) >= 0) {
+        SPECMETA_UNROLL
+        for (int j = 0; j < kInFlight; ++j) store(to + i + j * lanes, page[j]);
+        continue;
+      }
+      SPECMETA_UNROLL
+      for (int j = 0; j < kInFlight; ++j) {
+        const uint32_t at = i + j * lanes;
+        if (at >= run.end) break;
+        store(to + at, page[j] >= 0 ? page[j] : replace_page(cta, window, at));
+      }
+    }
   }
 
   // The rows of block_table in `rows` (at row b, rows[b - first]), in parts of a row, shared among the threads; of many
@@ -118,7 +152,7 @@ class LayoutWriter {
     if (!table || table.width == 0) return;
     // Threads in groups of a power of two, no wider than a row needs.
     int log2 = 0;
-    while ((kTableInFlight << log2) < table.width && (2 << log2) <= cta.size()) ++log2;
+    while ((kInFlight << log2) < table.width && (2 << log2) <= cta.size()) ++log2;
     const int32_t group = 1 << log2;
     const int32_t groups = cta.size() >> log2;
     const int32_t lane = cta.rank() & (group - 1);
@@ -157,8 +191,8 @@ class LayoutWriter {
       const SlotWriter slots(rows_, pages_, out_.slot_mapping, out_.pad_slot);
       for_all(cta, rows_.tokens, out_.num_slots, [slots](int32_t t) { slots.pad(t); });
     }
-    if (cta.num_blocks() > 1 && !cta.is_whole()) write_table(cta, cta.records(), 0, rows_.batch);
-    if (in_place_ && cta.is_whole() && cta.is_last() && cta.rank() < rows_.batch) {
+    if (!cta.places_all()) write_table(cta, cta.records(), 0, rows_.batch);
+    if (in_place_ && cta.is_replicated() && cta.is_last() && cta.rank() < rows_.batch) {
       out_.seq_lens.set(cta.rank(), cta.tile()[cta.rank()].seq_len);
     }
   }
@@ -167,12 +201,11 @@ class LayoutWriter {
   template <class Cta>
   SPECMETA_HD void fill(Cta& cta, const Window& window) const {
     write_pages(cta, window);
-    if (cta.num_blocks() == 1 || cta.is_whole()) write_table(cta, cta.tile(), window.first, window.num_rows);
+    if (cta.places_all()) write_table(cta, cta.tile(), window.first, window.num_rows);
   }
 
  private:
-  static constexpr int32_t kTableInFlight = 4;
-  static constexpr int32_t kRunThreads = 32;  // a warp
+  static constexpr int kInFlight = 4, kNear = 8;
 
   SPECMETA_HD int32_t count_pages(int32_t length) const {
     return length > 0 ? pages_for(pages_, length) : out_.pad_seq_len;
@@ -213,6 +246,16 @@ class LayoutWriter {
       report_page(cta, b);
     }
     for (int32_t k = used; k < n; ++k) store(to + k, pad);
+  }
+
+  // What stands for the negative id that was found at a place in kv_indices.
+  template <class Cta>
+  SPECMETA_HD int32_t replace_page(Cta& cta, const Window& window, uint32_t at) const {
+    const auto* tile = cta.tile();
+    const int32_t r =
+        find_owner(window.num_rows, static_cast<int32_t>(at), [&](int32_t k) { return tile[k].page_begin; });
+    if (tile[r].seq_len > 0) report_page(cta, window.first + r);
+    return out_.pad_page;
   }
 
   template <class Cta>

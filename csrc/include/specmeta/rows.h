@@ -59,18 +59,6 @@ SPECMETA_HD int32_t find_owner(int32_t n, int32_t x, Begin begin) {
   return lo;
 }
 
-// The same, where begin(lo) <= x is known: quick where it is near.
-template <class Begin>
-SPECMETA_HD int32_t find_owner_from(int32_t lo, int32_t n, int32_t x, Begin begin) {
-  constexpr int kNear = 4;
-  SPECMETA_NO_UNROLL
-  for (int j = 0; j < kNear; ++j) {
-    if (lo + 1 >= n || begin(lo + 1) > x) return lo;
-    ++lo;
-  }
-  return lo + find_owner(n - lo, x, [&](int32_t r) { return begin(lo + r); });
-}
-
 // Whether a pair of cu_seqlens_q, of which there are `tokens`, cannot be.
 SPECMETA_HD bool is_bad(const TokenSpan& span, int32_t tokens) {
   return span.begin < 0 || span.end < span.begin || span.end > tokens;

@@ -12,11 +12,11 @@ struct alignas(32) LayoutRow {
 
   int32_t token_begin = 0;
   int32_t origin = 0;      // token t stands at cache index t + origin
-  int32_t seq_len = 0;     // 0: empty
   int32_t own = 0;         // the operation's: of advance, what positions move by; of stage, the slot
   int32_t page_begin = 0;  // its places in kv_indices, where that is written; a padded row has one
   int32_t page_end = 0;
-  int64_t pages = 0;  // kv_indices[i] is page_ids()[pages + i]
+  int32_t seq_len = 0;  // 0: empty
+  int64_t pages = 0;    // kv_indices[i] is page_ids()[pages + i]
 
   SPECMETA_HD int32_t token_end() const { return seq_len - origin; }
 };

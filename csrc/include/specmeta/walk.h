@@ -12,23 +12,23 @@ SPECMETA_HD int32_t count_items(Cta& cta, int32_t n, int64_t x, Item item) {
   int32_t lo = 0;
   while (lo < n) {
     int log2 = 0;
-    while ((int64_t{cta.size()} << log2) < n - lo) ++log2;
-    const int64_t last = lo + (int64_t{cta.rank() + 1} << log2) - 1;  // of this thread's part
-    const int32_t parts = cta.count(last < n && item(static_cast<int32_t>(last)) <= x);
-    lo += parts << log2;
+    while (static_cast<uint32_t>(cta.size()) << log2 < static_cast<uint32_t>(n - lo)) ++log2;
+    const uint32_t last = lo + (static_cast<uint32_t>(cta.rank() + 1) << log2) - 1;  // of this thread's part
+    const bool is_counted = last < static_cast<uint32_t>(n) && item(static_cast<int32_t>(last)) <= x;
+    lo += cta.count(is_counted) << log2;
     n = static_cast<int32_t>(min64(n, lo + (int64_t{1} << log2) - 1));
   }
   return lo;
 }
 
-// A Cta's part of the work of all rows, kept in cta.walk(). Everything has a place in one order: a row itself, then its
-// tokens, then its pages; so that neither a long row nor many empty ones fall to one Cta. Called by every thread, once
-// all rows are placed.
+// A Cta's part of the work of all rows, kept in cta.walk_state(). Everything has a place in one order: a row itself,
+// then its tokens, then its pages; so that neither a long row nor many empty ones fall to one Cta. Called by every
+// thread, once all rows are placed.
 template <class Cta>
 SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
   using Row = typename Cta::Row;
   const Row* records = cta.records();
-  WalkState& state = cta.walk();
+  WalkState& state = cta.walk_state();
   if (cta.rank() == 0) {
     const Row back = load(records + batch - 1);
     state.all = {load(records).token_begin, back.token_end(), back.page_end};
@@ -40,26 +40,23 @@ SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
     return int64_t{b} + (row.token_begin - all.token) + row.page_begin;
   };
   const int64_t num_items = int64_t{batch} + (all.token_end - all.token) + all.page_end;
-  int log2 = 0;
-  while ((1 << log2) < cta.num_blocks()) ++log2;
-  const int64_t size = max64((num_items + cta.num_blocks() - 1) >> log2, cta.least_share());
+  const int64_t size = max64(((num_items - 1) >> floor_log2(cta.num_blocks())) + 1, cta.least_share());
   const int64_t begin = cta.block() * size;
   const int64_t end = min64(begin + size, num_items);
-  if (begin >= end) return;
-  int32_t next, end_row;
-  if (batch <= cta.size()) {  // one look at every row is enough
-    const int64_t x = cta.rank() < batch ? item(cta.rank()) : INT64_MAX;
-    next = cta.count(x <= begin) - 1;
-    end_row = cta.count(x < end);
-  } else {
-    next = count_items(cta, batch, begin, item) - 1;
-    end_row = count_items(cta, batch, end - 1, item);
-  }
-  if (cta.rank() == 0) {
-    state.next = next;
-    state.end_row = end_row;
-    state.left_out = begin - item(next);
-    state.taken = end - item(end_row - 1) - 1;
+  if (cta.rank() == 0) state.is_sharing = true;
+  SPECMETA_NO_UNROLL
+  for (int side = 0; side < 2 && begin < end; ++side) {  // the rows of the first item and of the last one
+    const int64_t x = side == 0 ? begin : end - 1;
+    const int32_t row = count_items(cta, batch, x, item) - 1;
+    if (cta.rank() > 0) continue;
+    const int64_t part = x - item(row);
+    if (side == 0) {
+      state.next = row;
+      state.left_out = part;
+    } else {
+      state.end_row = row + 1;
+      state.taken = part;
+    }
   }
   cta.sync();
 }
@@ -67,7 +64,7 @@ SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
 // Puts the share's next rows into the tile; false: there are none. The first thread finds the window.
 template <class Cta>
 SPECMETA_HD bool next_window(Cta& cta) {
-  WalkState& state = cta.walk();
+  WalkState& state = cta.walk_state();
   const int32_t next = state.next, end_row = state.end_row;
   if (next >= end_row) return false;
   typename Cta::Row* tile = cta.tile();
@@ -81,7 +78,7 @@ SPECMETA_HD bool next_window(Cta& cta) {
   Window window;
   window.first = next;
   window.num_rows = num_rows;
-  window.own = state.left_out > 0;
+  window.first_own = state.left_out > 0;
   const int64_t left_out = max64(state.left_out - 1, 0);
   const auto tokens = static_cast<int32_t>(min64(left_out, front.token_end() - front.token_begin));
   window.token = front.token_begin + tokens;
@@ -112,18 +109,29 @@ SPECMETA_HD Window whole_window(const Row* tile, int32_t first, int32_t num_rows
   return window;
 }
 
-// This Cta's part of what each of them has, of whole sectors.
-template <class Cta>
-SPECMETA_HD void cut(Cta& cta, int32_t& begin, int32_t& end) {
-  constexpr int32_t kAlign = 32;  // elements
-  int log2 = 0;
-  while ((1 << log2) < cta.num_blocks()) ++log2;
-  const int64_t front = begin & ~(kAlign - 1);
-  const int64_t size = ((end - front - 1) >> log2) / kAlign * kAlign + kAlign;
-  const int64_t from = front + cta.block() * size;
-  const bool is_back = cta.block() + 1 == cta.num_blocks();
-  begin = static_cast<int32_t>(clamp64(from, begin, end));
-  if (!is_back) end = static_cast<int32_t>(min64(from + size, end));
+// The k-th of at most n parts of [begin, end), of whole sectors; empty where there are fewer.
+struct Part {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+};
+SPECMETA_HD Part cut(int32_t begin, int32_t end, uint32_t k, uint32_t n) {
+  constexpr uint32_t kAlign = 32;  // elements
+  if (begin >= end) return {};
+  const auto first = static_cast<uint32_t>(begin), last = static_cast<uint32_t>(end);
+  const uint32_t front = first & ~(kAlign - 1);
+  const uint32_t size = (((last - front - 1) >> floor_log2(n)) & ~(kAlign - 1)) + kAlign;
+  const uint32_t from = front + k * size;  // n is at most 1,024: no sum here wraps
+  return {from > first ? from : first, from + size < last ? from + size : last};
+}
+
+// Leaves the k-th of at most n parts of a window's tokens, and of its pages.
+SPECMETA_HD void take_part(Window& window, uint32_t k, uint32_t n) {
+  const Part tokens = cut(window.token, window.token_end, k, n);
+  const Part pages = cut(window.page, window.page_end, k, n);
+  window.token = static_cast<int32_t>(tokens.begin);
+  window.token_end = static_cast<int32_t>(tokens.end);
+  window.page = static_cast<int32_t>(pages.begin);
+  window.page_end = static_cast<int32_t>(pages.end);
 }
 
 // place(first, b)  what there is to know of row b; writes what is by row. Called by every thread, tile after tile, of
@@ -146,58 +154,51 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
     }
     return all;
   }
-  const bool is_alone = cta.num_blocks() == 1 || cta.is_whole();
-  bool is_sharing = false;
-  auto first = static_cast<int32_t>(min64(int64_t{cta.tile_index()} * cta.size(), INT32_MAX));
-  int32_t placed = 0;
-  // Alone, or where each has all rows, a turn a tile. Else a turn for each tile that the Cta takes, and then one for
-  // each window of its share. NOTE: one loop for both, since place() and fill() are large, and compiled where they are
-  // called. What it remembers from turn to turn is in cta.walk(), for the same reason: registers are few.
+  const bool places_all = cta.places_all();
+  WalkState& state = cta.walk_state();
+  // A turn a tile; where the batch is tiled, a turn for each tile that the Cta takes, and then one for each window of
+  // its share. NOTE: one loop for both, since place() and fill() are large, and compiled where they are called. What it
+  // remembers from turn to turn is in cta.walk_state(), for the same reason: registers are few.
   SPECMETA_NO_UNROLL
   while (true) {
-    if (!is_sharing) {
-      if (first < batch) {
-        const auto b = static_cast<int32_t>(min64(int64_t{first} + cta.rank(), INT32_MAX));
+    if (!state.is_sharing) {
+      // NOTE: tiles past the last have a number, too; their rows' don't wrap.
+      const uint32_t at = places_all ? state.next : static_cast<uint32_t>(cta.tile_index()) * cta.size();
+      if (at < static_cast<uint32_t>(batch)) {
+        const auto first = static_cast<int32_t>(at);
+        const uint32_t row_number = at + cta.rank();
+        const auto b = static_cast<int32_t>(row_number < INT32_MAX ? row_number : INT32_MAX);
         const auto row = place(first, b);
-        if (is_alone) {
-          tile[cta.rank()] = row;
-        } else {
+        if (!places_all) {
           if (has_more && b < batch) store(cta.records() + b, row);
-          ++placed;
+          if (cta.rank() == 0) ++state.placed;
           cta.next_tile();
-          first = static_cast<int32_t>(min64(int64_t{cta.tile_index()} * cta.size(), INT32_MAX));
           continue;
         }
-      } else if (is_alone) {
-        break;
+        tile[cta.rank()] = row;
+        cta.sync();
+        if (cta.rank() == 0) {
+          state.window = whole_window(tile, first, min32(cta.size(), batch - first));
+          if (first == 0) state.all.token = state.window.token;
+          state.all.token_end = state.window.token_end;
+          state.all.page_end = state.window.page_end;
+          state.next = static_cast<int32_t>(min32(cta.size(), batch - first) + first);
+          if (cta.is_replicated()) take_part(state.window, cta.block(), cta.num_blocks());
+        }
       } else {
-        if (!has_more || batch == 0) break;
-        cta.finish_tiles(placed);
+        if (places_all || !has_more || batch == 0) break;
+        cta.finish_tiles(state.placed);
         find_share(cta, batch);
-        is_sharing = true;
         continue;
       }
-      cta.sync();
-      if (cta.rank() == 0) {
-        WalkState& state = cta.walk();
-        state.window = whole_window(tile, first, min32(cta.size(), batch - first));
-        if (first == 0) state.all.token = state.window.token;
-        state.all.token_end = state.window.token_end;
-        state.all.page_end = state.window.page_end;
-        if (cta.is_whole()) {
-          cut(cta, state.window.token, state.window.token_end);
-          cut(cta, state.window.page, state.window.page_end);
-        }
-      }
-      first = static_cast<int32_t>(min64(int64_t{first} + cta.size(), INT32_MAX));
     } else if (!next_window(cta)) {
       break;
     }
     cta.sync();
-    if (has_more) fill(cta.walk().window);
+    if (has_more) fill(state.window);
     cta.sync();  // the tile is read until here
   }
-  return cta.walk().all;
+  return state.all;
 }
 
 // fn(i) for begin <= i < end, shared among all threads of all Ctas.
