@@ -100,6 +100,15 @@ def test_tables_may_be_slices(operation: str) -> None:
             assert torch.equal(sliced[name], tensor), name
 
 
+@pytest.mark.parametrize("operation", ["advance", "draft_step"])
+@pytest.mark.parametrize("name", ["seq_lens", "position_ids"])
+def test_an_output_is_left_out_where_its_input_is_updated(operation: str, name: str) -> None:
+    call = full_calls.calls()[operation]
+    call[f"{name}_out"] = call[name]
+    expected = f"memory of its own, or to be left out: {name} is updated in place then"
+    _refused(operation, call, f"{name}_out", f"{expected}, got bytes shared with {name}$")
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_shared_memory(operation: str) -> None:
     """Every pair of a written tensor and another one: one element shared is too much."""

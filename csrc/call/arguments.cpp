@@ -142,10 +142,13 @@ void Arguments::check_overlap() const {
     for (size_t j = 0; j < num_extents_; ++j) {
       const Extent& b = extents_[j];
       if (j == i || (j < i && b.spec->written)) continue;
-      if (a.begin < b.end && b.begin < a.end) {
-        fail(a.spec->name, "memory of its own, since it is written",
-             std::string("bytes shared with ") + arg_name(b.spec->name));
+      if (a.begin >= b.end || b.begin >= a.end) continue;
+      const std::string name = arg_name(a.spec->name), shared = "bytes shared with ";
+      if (name + "_out" == arg_name(b.spec->name)) {
+        fail(b.spec->name, "memory of its own, or to be left out: " + name + " is updated in place then",
+             shared + name);
       }
+      fail(a.spec->name, "memory of its own, since it is written", shared + arg_name(b.spec->name));
     }
   }
 }

@@ -130,6 +130,7 @@ class LayoutWriter {
           page[j] = at < used_end ? load(from + at) : out_.pad_page;
         }
       }
+      static_assert(kInFlight == 4);
       if (last < run.end && (page[0] | page[1] | page[2] | page[3]) >= 0) {
         SPECMETA_UNROLL
         for (int j = 0; j < kInFlight; ++j) store(to + i + j * lanes, page[j]);
