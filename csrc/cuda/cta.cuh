@@ -47,7 +47,7 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
   template <class Begin>
   __device__ int32_t find_owner(int32_t n, int32_t x, Begin begin) const {
     static_assert(kTileRows <= 32 * 32);
-    const int32_t lane = rank() % 32;
+    const auto lane = static_cast<int32_t>(static_cast<unsigned>(rank()) % 32);
     const auto count = [&](int32_t lo, int32_t part) {  // of the lanes' parts, those that begin at x or before
       const int32_t at = lo + lane * part;
       return __popc(__ballot_sync(0xffffffff, at < n && begin(at) <= x));

@@ -208,7 +208,7 @@ int compare_with_serial(int argc, char** argv, int32_t faults, Make make, Operat
   const int64_t num_syncs = option(argc, argv, "--syncs", -1);
   const int64_t skip = option(argc, argv, "--skip-sync", -1);
 
-  static constexpr Grid kGrids[] = {{1, 4}, {1, 5}, {1, 16}, {1, 64}, {2, 4}, {4, 5}, {8, 4}, {16, 4}, {4, 64}};
+  static constexpr Grid kGrids[] = {{1, 4}, {1, 5}, {1, 16}, {1, 40}, {2, 4}, {4, 5}, {8, 4}, {16, 4}, {4, 64}};
   static constexpr size_t kNumGrids = sizeof(kGrids) / sizeof(kGrids[0]);
   std::vector<std::unique_ptr<ThreadPool>> pools;
   for (const Grid& grid : kGrids) pools.push_back(std::make_unique<ThreadPool>(grid.blocks * grid.threads));

@@ -757,9 +757,10 @@ def _load(i: Instruction) -> Run:
     wanted = 0xFF
     if size == 32:
         *outs, at = i.args[:3]
-        i.expect(i.take("ENL2") == "ENL2" and len(outs) == 2)
+        i.expect(i.take("ENL2") == "ENL2" and len(i.args) in (3, 4))
         outs = outs[::-1]  # the second has what comes first
         if len(i.args) == 4:  # which words: they stand close together in the registers
+            i.expect(i.args[3].kind == "imm")
             wanted = i.args[3].index
     else:
         *outs, at = i.args

@@ -78,6 +78,7 @@ SPECMETA_HD void store(T* at, const T& x, [[maybe_unused]] int line = __builtin_
   *at = x;
 }
 
+// What was read of a number of either width.
 struct Fetched {
   uint32_t low = 0, high = 0;
 };

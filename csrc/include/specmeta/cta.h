@@ -5,8 +5,8 @@
 //   Row                                  what there is to know of a row (trivially copyable); kIsRepeatable: whether
 //                                        a row may be placed by several Ctas
 //   int32_t rank(), size()               this thread, and how many there are
-//   int32_t lanes()                      so many neighbouring threads go on together, as a warp does
-//   int32_t find_owner(n, x, begin)      as in rows.h; called by all of them, with the same arguments
+//   int32_t lanes()                      unless kIsSerial: so many neighbouring threads go on together, as a warp does
+//   int32_t find_owner(n, x, begin)      unless kIsSerial: as in rows.h; called by all of them, with the same arguments
 //   void sync()                          a barrier that also orders memory; nothing else here does
 //   bool any(x), int32_t count(x)        whether x holds for some thread, for how many; called by every thread
 //   int64_t exclusive_sum(x, total&)     the sum over lower ranks, and over all; called by every thread
@@ -72,15 +72,15 @@ struct Window {
 
 struct WalkState {
   Covered all;
-  int32_t placed = 0;             // tiles that this Cta has placed, one of many
+  int32_t placed = 0;             // tiles that this Cta has placed, where the batch is tiled
   bool is_sharing = false;        // all rows are placed, and this Cta has its share of them
-  int32_t next = 0, end_row = 0;  // rows that are still to come: of all where it's alone, of its share if it has one
+  int32_t next = 0, end_row = 0;  // rows that are still to come: of all, or of this Cta's share
   int64_t left_out = 0;           // items of the next row that are another Cta's
   int64_t taken = 0;              // items of the last row that are this Cta's, beside the row itself
   Window window;
 };
 
-// What the threads of one Cta among others know of it.
+// What the threads of a Cta that isn't serial know of it.
 struct GridState {
   int64_t sums[kNumChains] = {}, news[kNumNews] = {};  // where it is alone
   int32_t block = 0, tile = 0;
@@ -119,7 +119,6 @@ class SerialCta {
 
   int32_t rank() const { return 0; }
   int32_t size() const { return 1; }
-  int32_t lanes() const { return 1; }
   void sync() const {}
   bool any(bool x) const { return x; }
   int32_t count(bool x) const { return x; }

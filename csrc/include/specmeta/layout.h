@@ -80,19 +80,19 @@ class LayoutWriter {
     }
   }
 
-  // In runs, each for threads that go on together: they stride through it, and each goes from row to row behind its
-  // pages, of which four are in flight.
+  // In runs, each for threads that go on together: they stride through it, four pages at a time, and each passes from
+  // row to row with its pages. Rows touch: where one's pages end, the next one's begin.
   template <class Cta>
   SPECMETA_HD void write_runs(Cta& cta, const Window& window) const {
     const LayoutRow* tile = cta.tile();
     const auto lanes = static_cast<uint32_t>(cta.lanes());
     const Part run = cut(window.page, window.page_end, cta.rank() / lanes, cta.size() / lanes);
     const auto page_begin = [&](int32_t k) { return tile[k].page_begin; };
-    int32_t r = cta.find_owner(window.num_rows, max32(static_cast<int32_t>(run.begin), window.page), page_begin);
+    int32_t r = cta.find_owner(window.num_rows, static_cast<int32_t>(run.begin), page_begin);
     if (run.begin >= run.end) return;
     const int32_t* ids = page_ids(pages_);
     int32_t* const to = out_.kv_indices;
-    // Of row r: where its pages end, those that it uses, and where page 0 would be read if it were its.
+    // Of row r: where its pages end, those that it uses, and where the id of kv_indices[at] stands: from + at.
     uint32_t row_end = 0, used_end = 0;
     const int32_t* from = nullptr;
     const auto take_row = [&] {
@@ -117,13 +117,14 @@ class LayoutWriter {
           const uint32_t at = i + j * lanes;
           if (at >= run.end) break;
           if (at >= row_end) {  // the pages of the next row begin there
-            int near = 0;
+            int passed = 0;
             SPECMETA_NO_UNROLL
             do {
               ++r;
-              if (++near == kNear)
+              if (++passed == kNear) {  // many have no pages
                 r += find_owner(window.num_rows - r, static_cast<int32_t>(at),
                                 [&](int32_t k) { return page_begin(r + k); });
+              }
             } while (at >= static_cast<uint32_t>(tile[r].page_end));
             take_row();
           }
@@ -249,7 +250,7 @@ class LayoutWriter {
     for (int32_t k = used; k < n; ++k) store(to + k, pad);
   }
 
-  // What stands for the negative id that was found at a place in kv_indices.
+  // What stands in kv_indices for a negative id; a negative pad_page is none that is wrong.
   template <class Cta>
   SPECMETA_HD int32_t replace_page(Cta& cta, const Window& window, uint32_t at) const {
     const auto* tile = cta.tile();

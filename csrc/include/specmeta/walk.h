@@ -5,8 +5,8 @@
 
 namespace specmeta {
 
-// The number of i in [0, n) with item(i) <= x, where item is increasing. Called by every thread: each round divides the
-// range by size(), so that a tile takes one.
+// The number of i in [0, n) with item(i) <= x, where item is increasing. Called by every thread of several: each round
+// divides the range by size(), so that a tile takes one.
 template <class Cta, class Item>
 SPECMETA_HD int32_t count_items(Cta& cta, int32_t n, int64_t x, Item item) {
   int32_t lo = 0;
@@ -109,18 +109,19 @@ SPECMETA_HD Window whole_window(const Row* tile, int32_t first, int32_t num_rows
   return window;
 }
 
-// The k-th of at most n parts of [begin, end), of whole sectors; empty where there are fewer.
+// The k-th of at most n parts of [begin, end), of whole sectors; an empty one inside where there are fewer.
 struct Part {
   uint32_t begin = 0;
   uint32_t end = 0;
 };
 SPECMETA_HD Part cut(int32_t begin, int32_t end, uint32_t k, uint32_t n) {
   constexpr uint32_t kAlign = 32;  // elements
-  if (begin >= end) return {};
   const auto first = static_cast<uint32_t>(begin), last = static_cast<uint32_t>(end);
+  if (begin >= end) return {first, first};
   const uint32_t front = first & ~(kAlign - 1);
   const uint32_t size = (((last - front - 1) >> floor_log2(n)) & ~(kAlign - 1)) + kAlign;
   const uint32_t from = front + k * size;  // n is at most 1,024: no sum here wraps
+  if (from >= last) return {first, first};
   return {from > first ? from : first, from + size < last ? from + size : last};
 }
 
@@ -162,7 +163,7 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
   SPECMETA_NO_UNROLL
   while (true) {
     if (!state.is_sharing) {
-      // NOTE: tiles past the last have a number, too; their rows' don't wrap.
+      // NOTE: it doesn't wrap past the last tile either.
       const uint32_t at = places_all ? state.next : static_cast<uint32_t>(cta.tile_index()) * cta.size();
       if (at < static_cast<uint32_t>(batch)) {
         const auto first = static_cast<int32_t>(at);
@@ -178,11 +179,12 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
         tile[cta.rank()] = row;
         cta.sync();
         if (cta.rank() == 0) {
-          state.window = whole_window(tile, first, min32(cta.size(), batch - first));
+          const int32_t num_rows = min32(cta.size(), batch - first);
+          state.window = whole_window(tile, first, num_rows);
           if (first == 0) state.all.token = state.window.token;
           state.all.token_end = state.window.token_end;
           state.all.page_end = state.window.page_end;
-          state.next = static_cast<int32_t>(min32(cta.size(), batch - first) + first);
+          state.next = first + num_rows;
           if (cta.is_replicated()) take_part(state.window, cta.block(), cta.num_blocks());
         }
       } else {

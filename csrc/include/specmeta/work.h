@@ -53,10 +53,10 @@ inline int32_t count_threads(int32_t rows) {
 // How many such Ctas: a power of two. Several that each place all rows cost little. Others agree through a workspace,
 // which takes as long as one alone takes for two shares.
 inline int32_t count_blocks(int32_t rows, int64_t work, bool is_repeatable) {
-  const bool is_whole = is_repeatable && rows <= kTileRows;
-  const int64_t share = is_whole ? 4 * int64_t{count_threads(rows)} : kLeastShare;
-  if (!is_whole && rows <= kTileRows && work <= 2 * share) return 1;
-  int32_t blocks = is_whole ? 1 : 2;
+  const bool is_replicated = is_repeatable && rows <= kTileRows;
+  const int64_t share = is_replicated ? 4 * int64_t{count_threads(rows)} : kLeastShare;
+  if (!is_replicated && rows <= kTileRows && work <= 2 * share) return 1;
+  int32_t blocks = is_replicated ? 1 : 2;
   while (blocks < kMaxBlocks && blocks * 2 * share <= work) blocks *= 2;
   return blocks;
 }
