@@ -130,19 +130,14 @@ def test_local_memory_and_calls_are_found() -> None:
     assert kernel.spills == ("0x0000 @P0 STL.128 [R1+0x10], R4", "0x0010 LDL.LU R4, [R1]")
     assert set(broken_rules(kernel)) == {"spills"}
     assert _parsed("RET.REL.NODEC R4 0x0").calls == ("0x0000 RET.REL.NODEC R4 0x0",)
-    shuffle = _parsed("SHFL.IDX PT, R15, R41, R43, R44", "RET.REL.NODEC R12 0x0")
-    assert shuffle.calls == ()
-    moves = ("SHFL.UP PT, R29, R27, R29, R42", "IMAD.MOV.U32 R27, RZ, RZ, 0x0")
-    assert _parsed(*moves, "RET.REL.NODEC R26 0x0").calls == ()
-    vote = (
-        "BRA 0x20",
-        "WARPSYNC R11",
-        "VOTE.ANY R6, PT, !P2",
-        "LOP3.LUT R11, R6, R11, RZ, 0xc0, !PT",
-    )
-    assert _parsed(*vote, "RET.REL.NODEC R8 0x0").calls == ()
-    for other in ("BRA 0x20", "IADD3 R5, R5, 0x1, RZ"):
-        assert len(_parsed(*vote, other, "RET.REL.NODEC R8 0x0").calls) == 1
+    sync, back = "WARPSYNC R17", "RET.REL.NODEC R12 0x0"
+    shuffle = (sync, "SHFL.UP P2, R29, R27, R29, R42", "IMAD.MOV.U32 R27, RZ, RZ, 0x0")
+    vote = (sync, "VOTE.ANY R6, PT, !P2", "LOP3.LUT R11, R6, R11, RZ, 0xc0, !PT")
+    for collective in (shuffle, vote):
+        assert _parsed("BRA 0x10", *collective, back).calls == ()
+        for other in ("BRA 0x20", "IADD3 R5, R5, 0x1, RZ", "VOTE.ANY R6, PT, !P2"):
+            assert len(_parsed(*collective, other, back).calls) == 1
+        assert len(_parsed(*collective[1:], back).calls) == 1  # no lane is waited for
     assert _parsed("CALL.ABS.NOINC R8").calls == ("0x0000 CALL.ABS.NOINC R8",)
 
 

@@ -143,7 +143,7 @@ def parse(resources: str, sass: str, architecture: str) -> list[Kernel]:
         )
         count: Counter[str] = Counter()
         spills, floating, calls, returns = [], [], [], []
-        block: set[str] = set()  # opcodes since the flow changed last
+        block: list[str] = []  # opcodes since the flow changed last
         for line in lines:
             if not re.match(r"\s*/\*[0-9a-f]{4,}\*/", line):
                 continue
@@ -158,12 +158,11 @@ def parse(resources: str, sass: str, architecture: str) -> list[Kernel]:
             elif opcode == "CALL" and not operands.startswith(".REL"):
                 calls.append(instruction)
             elif opcode == "RET":
-                # Some shuffles and votes behind divergent code are subroutines of ptxas' own.
-                if not (block & _COLLECTIVE and block <= _COLLECTIVE | _BESIDE_COLLECTIVE):
+                if not _is_collective(block):
                     returns.append(instruction)
             elif _FLOATING.fullmatch(opcode) and not _CONSTANT_MOVE.fullmatch(opcode + operands):
                 floating.append(instruction)
-            block = set() if opcode in {"BRA", "CALL", "EXIT", "RET"} else block | {opcode}
+            block = [] if opcode in {"BRA", "CALL", "EXIT", "RET"} else [*block, opcode]
         kernels.append(
             Kernel(
                 name=short_name(mangled),
@@ -181,6 +180,13 @@ def parse(resources: str, sass: str, architecture: str) -> list[Kernel]:
             )
         )
     return kernels
+
+
+def _is_collective(block: list[str]) -> bool:
+    """Whether a subroutine is one of ptxas' own: one shuffle, vote or sum behind divergent code."""
+    collective = [opcode for opcode in block if opcode in _COLLECTIVE]
+    others = set(block) - _COLLECTIVE
+    return len(collective) == 1 and "WARPSYNC" in others and others <= _BESIDE_COLLECTIVE
 
 
 def find_cuobjdump() -> str | None:
