@@ -99,6 +99,19 @@ def test_other_tensors_each_time() -> None:
         capture(lambda: tensors.pop().add_(1), num_rows=torch.zeros(1, dtype=torch.int32))
 
 
+def _small_batch(device: str) -> BatchMetadata:
+    return BatchMetadata(
+        max_rows=2,
+        max_slots=2,
+        max_tokens=6,
+        max_pages=2,
+        page_size=4,
+        max_seq_len=8,
+        max_draft_len=1,
+        device=device,
+    )
+
+
 def test_constants_stay(device: str) -> None:
     live = torch.ones(1, dtype=torch.int32, device=device)
     total = torch.zeros(2, device=device)
@@ -109,16 +122,7 @@ def test_constants_stay(device: str) -> None:
 
 
 def test_operations_in_a_capture(device: str) -> None:
-    batch = BatchMetadata(
-        max_rows=2,
-        max_slots=2,
-        max_tokens=6,
-        max_pages=2,
-        page_size=4,
-        max_seq_len=8,
-        max_draft_len=1,
-        device=device,
-    )
+    batch = _small_batch(device)
     batch.assign(1, [5, 6, 7], [2, 1])
     batch.set_rows([-1, 1], [4, 4])
     captured = capture(batch.stage, num_rows=batch.num_rows)
@@ -273,16 +277,7 @@ def test_each_method_is_the_hosts_or_the_devices() -> None:
 @pytest.mark.parametrize("name", HOST_METHODS)
 @pytest.mark.parametrize(("by_hand", "device"), [(False, "cpu"), (False, "cuda"), (True, "cuda")])
 def test_host_methods_have_no_place_in_a_capture(name: str, by_hand: bool, device: str) -> None:
-    batch = BatchMetadata(
-        max_rows=2,
-        max_slots=2,
-        max_tokens=6,
-        max_pages=2,
-        page_size=4,
-        max_seq_len=8,
-        max_draft_len=1,
-        device=device,
-    )
+    batch = _small_batch(device)
     batch.assign(1, [7, 8], [1])
     batch.set_rows([1], [2])
     before = {k: v.clone() for k, v in vars(batch).items() if isinstance(v, torch.Tensor)}
@@ -309,16 +304,7 @@ def test_host_methods_have_no_place_in_a_capture(name: str, by_hand: bool, devic
 
 
 def test_views_made_before_are_found_in_a_capture(device: str) -> None:
-    batch = BatchMetadata(
-        max_rows=2,
-        max_slots=2,
-        max_tokens=6,
-        max_pages=2,
-        page_size=4,
-        max_seq_len=8,
-        max_draft_len=1,
-        device=device,
-    )
+    batch = _small_batch(device)
     view = batch.first_rows(1)
     seen = []
     capture(lambda: seen.append(batch.first_rows(1)), num_rows=batch.num_rows)
