@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
-from specmeta._rows import Rows, owner, table_of
+from specmeta._rows import Requests, Rows, owner, table_of
 from specmeta.observe import Call
 
 __all__ = ["History", "Recent", "Wrong"]
@@ -20,8 +20,7 @@ __all__ = ["History", "Recent", "Wrong"]
 # Memory that is remembered. Engines that make tensors anew in each step would fill the host's.
 MOST_RECENT = 256
 
-_Request = tuple[int, int]  # a slot, and which of its requests
-_Written = tuple[_Request, int]  # and in which step
+_Written = tuple[int, int, int]  # by which request, in which slot and step
 _Value = TypeVar("_Value")
 
 
@@ -60,44 +59,36 @@ class Wrong:
         return f"{self.field}{of}: expected {self.expected}, got {self.got}"
 
 
-class Requests:
-    """The requests whose pages stand in one table.
+class Holders(Requests):
+    """The requests whose pages stand in one table, and what they did with them.
 
     Attributes
     ----------
     given_back : set of int
         Pages that nobody holds.
-    told : bool
-        Whether somebody tells which slots have new requests. Where nobody does, other pages and a
-        start at 0 do.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.given_back: set[int] = set()
-        self.told = False
-        self._number: dict[int, int] = defaultdict(int)
         self._pages: dict[int, list[int]] = {}
         # By slot what its request was given, as far as all of that was told.
         self._given: dict[int, set[int]] = {}
-        # By page who wrote it last, and when; by request what it last found there.
+        # By page who wrote it last, and when; by slot what its request last found there.
         self._writer: dict[int, _Written] = {}
-        self._found: dict[_Request, dict[int, _Written | None]] = defaultdict(dict)
-        self._end: dict[_Request, int] = {}
-
-    def request(self, slot: int) -> _Request:
-        """Return the request that has a slot."""
-        return slot, self._number[slot]
+        self._found: dict[int, dict[int, _Written | None]] = defaultdict(dict)
+        self._end: dict[int, int] = {}
 
     def assigned(self, slot: int) -> None:
-        """Note that a slot has a new request."""
-        self.told = True
-        self._begin(slot)
+        """Note that a slot has a new request, without pages."""
+        super().assigned(slot)
         self._given[slot] = set()
 
-    def _begin(self, slot: int) -> None:
-        self._found.pop(self.request(slot), None)
-        self._end.pop(self.request(slot), None)
-        self._number[slot] += 1
+    def begin(self, slot: int) -> None:
+        """Forget what the slot's request before found."""
+        super().begin(slot)
+        self._found.pop(slot, None)
+        self._end.pop(slot, None)
 
     def added(self, slot: int, pages: list[int]) -> None:
         """Note that a slot has more pages, whatever the host has put into them."""
@@ -105,32 +96,30 @@ class Requests:
         if slot in self._given:
             self._given[slot] |= set(pages)
         for page in pages:
-            self._found[self.request(slot)].pop(page, None)
+            self._found[slot].pop(page, None)
 
     def new(self, slot: int, page: int) -> bool:
         """Return whether a request has not used a page before."""
-        return page not in self._found[self.request(slot)]
+        return page not in self._found[slot]
 
     def hold(self, slot: int, pages: list[int], start: int) -> None:
         """Note which pages a slot uses now, and the cache index at which its tokens begin."""
         before = self._pages.get(slot, [])
         # A request's pages come and go at their end.
         others = any(old != new for old, new in zip(before, pages, strict=False))
-        if not self.told and (others or start == 0):
-            self._begin(slot)
+        self.seen(slot, start, others=others)
         self.given_back -= set(pages) - set(before)
         for page in set(before) - set(pages):
-            self._found[self.request(slot)].pop(page, None)
+            self._found[slot].pop(page, None)
         self._pages[slot] = pages
 
     def write(self, slot: int, pages: set[int], step: int) -> None:
         """Note that a request writes these pages."""
-        self._writer |= dict.fromkeys(pages, (self.request(slot), step))
+        self._writer |= dict.fromkeys(pages, (self.by_slot[slot], slot, step))
 
     def use(self, slot: int, pages: list[int]) -> Wrong | None:
         """Note that a request reads all of these pages."""
-        me = self.request(slot)
-        found = self._found[me]
+        found = self._found[slot]
         wrong = None
         for page in pages:
             writer = self._writer.get(page)
@@ -138,8 +127,8 @@ class Requests:
                 wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "given back")
             elif page not in (self._given.get(slot) or {page}):
                 wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "another one")
-            elif writer and writer[0] != me and found.get(page, writer) != writer:
-                (other, _), when = writer
+            elif writer and writer[0] != self.by_slot[slot] and found.get(page, writer) != writer:
+                _, other, when = writer
                 expected = "what the request left there"
                 got = f"what slot {other} wrote in step {when}"
                 wrong = wrong or Wrong(f"page {page}", expected, got)
@@ -151,9 +140,8 @@ class Requests:
 
         Return where it ended before, if `start` is behind that.
         """
-        me = self.request(slot)
-        before = self._end.get(me, start)
-        self._end[me] = max(before, end)
+        before = self._end.get(slot, start)
+        self._end[slot] = max(before, end)
         return before if start > before else None
 
 
@@ -171,14 +159,14 @@ class History:
     """What earlier calls left."""
 
     def __init__(self) -> None:
-        self._tables: Recent[Requests] = Recent(Requests)
+        self._tables: Recent[Holders] = Recent(Holders)
         # By the address of lengths or positions: what stage or draft_step left there.
         self._left: Recent[tuple[list[int], str]] = Recent(lambda: ([], ""))
         # By the address of `committed_lens` and slot: what accept_* left, and whose it was.
         self._committed: Recent[dict[int, int]] = Recent(dict)
-        self._staged: Recent[dict[int, _Request]] = Recent(dict)
+        self._staged: Recent[dict[int, int]] = Recent(dict)
 
-    def of(self, table: int) -> Requests:
+    def of(self, table: int) -> Holders:
         """Return the requests whose pages stand in the table at this address."""
         return self._tables[table]
 
@@ -261,7 +249,7 @@ class History:
             yield from self._continuation(call, requests, b, slot, start, ends[b])
 
     def _continuation(
-        self, call: Call, requests: Requests, row: int, slot: int, start: int, end: int
+        self, call: Call, requests: Holders, row: int, slot: int, start: int, end: int
     ) -> Iterator[Wrong]:
         before = requests.reach(slot, start, end)
         if before is not None and (requests.told or call.operator == "stage"):
@@ -270,11 +258,11 @@ class History:
         if call.operator == "stage" and "limit_lens" not in call.before:
             address = call.addresses["committed_lens"]
             left = self._committed[address].get(slot, start)
-            same = self._staged[address].get(slot) == requests.request(slot)
+            same = self._staged[address].get(slot) == requests.by_slot[slot]
             if same and start != left:
                 expected = f"{left}, as accept_* left it"
                 yield Wrong(f"committed_lens[{slot}]", expected, f"{start}", row, slot)
-            self._staged[address][slot] = requests.request(slot)
+            self._staged[address][slot] = requests.by_slot[slot]
 
 
 class _Allocation:

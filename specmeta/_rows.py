@@ -5,7 +5,7 @@ from __future__ import annotations
 from specmeta.cases import arguments_of
 from specmeta.observe import Call
 
-__all__ = ["Rows", "owner", "table_of"]
+__all__ = ["Requests", "Rows", "owner", "table_of"]
 
 
 def owner(row: int | None, slot: int | None) -> str:
@@ -18,6 +18,41 @@ def owner(row: int | None, slot: int | None) -> str:
 def table_of(call: Call) -> int:
     """Return the address of the tensor that holds the page ids, 0 without one."""
     return call.addresses.get("page_table", call.addresses.get("alloc_pages", 0))
+
+
+class Requests:
+    """Which request each slot has, by number, in the order in which they began.
+
+    Attributes
+    ----------
+    by_slot : dict
+    told : bool
+        Whether somebody tells which slots have new requests. Where nobody does, a row that starts
+        at 0 has one, and one with other pages.
+    """
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, int] = {}
+        self.told = False
+        self._count = 0
+
+    def assigned(self, slot: int) -> None:
+        """Note that a slot has a new request."""
+        self.told = True
+        self.begin(slot)
+
+    def seen(self, slot: int, start: int, *, others: bool = False) -> None:
+        """Note where a row's tokens start, and whether its slot uses other pages than before.
+
+        A trace doesn't say the latter: there a request that moves to other pages stays the same.
+        """
+        if slot not in self.by_slot or (not self.told and (others or start == 0)):
+            self.begin(slot)
+
+    def begin(self, slot: int) -> None:
+        """Give a slot the next number."""
+        self.by_slot[slot] = self._count
+        self._count += 1
 
 
 class Rows:

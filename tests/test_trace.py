@@ -284,6 +284,20 @@ def test_a_slot_that_begins_anew_has_another_request(tmp_path: Path) -> None:
     assert run["committed_len"].tolist() == [2, 3, 2]
 
 
+def test_only_a_start_at_0_is_another_request(tmp_path: Path) -> None:
+    """Where nobody tells: not a row that has too few pages, but a prompt's beginning, each time."""
+    table = torch.tensor([[1, 2, 3, -1]], dtype=torch.int32)
+    with trace.record(tmp_path / "run.jsonl"):
+        for length, count, index in ((9, 1, 0), (10, 5, 0), (10, 1, 0), (1, 0, -1), (1, 0, -1)):
+            specmeta.advance(
+                torch.tensor([count]), torch.tensor([length]), page_size=4, page_table=table,
+                count_index=torch.tensor([index]),
+            )  # fmt: skip
+    run = trace.read(tmp_path / "run.jsonl")
+    assert run["seq_len"].tolist() == [10, 0, 11, 1, 1]
+    assert run["request"].tolist() == [0, 0, 0, 1, 2]
+
+
 def test_another_batch_is_left_out(tmp_path: Path) -> None:
     batches = [
         specmeta.BatchMetadata(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specmeta import observe
-from specmeta._rows import Rows, table_of
+from specmeta._rows import Requests, Rows, table_of
 from specmeta.trace.writer import FORMAT, VERSION, Writer
 
 __all__ = ["Recorder", "RecordingError", "record"]
@@ -51,7 +51,8 @@ class Recorder(observe.Observer):
         self._num_steps = 0
         self._num_slots: int | None = None  # as the header says
         # By page table: other batches have others.
-        self._requests: dict[int, _Requests] = defaultdict(_Requests)
+        self._requests: dict[int, Requests] = defaultdict(Requests)
+        self._decoding: set[int] = set()  # requests that something has come out of
         self._pages = _Allocation()
 
     def assigned(self, table: int, slot: int) -> None:
@@ -89,7 +90,7 @@ class Recorder(observe.Observer):
 
     def _begin_step(self, call: observe.Call) -> None:
         requests = self._requests[table_of(call)]
-        step = _Step(call, requests, self._num_slots)
+        step = _Step(call, requests, self._decoding, self._num_slots)
         if not step.columns["slot"]:
             return
         if self._num_slots is None:
@@ -149,32 +150,6 @@ def record(path: str | Path) -> Iterator[Recorder]:
             raise RecordingError(message) from cause
 
 
-class _Requests:
-    """The requests of a batch, counted in the order in which slots were assigned."""
-
-    def __init__(self) -> None:
-        self.by_slot: dict[int, int] = {}
-        self.decoding: set[int] = set()  # those that something has come out of
-        self._count = 0
-        self._are_told = False
-
-    def assigned(self, slot: int) -> None:
-        self._are_told = True
-        self._begin(slot)
-
-    def find(self, slot: int, cached_len: int, length: int) -> int:
-        """Return the request of a row, -1 for a slot that nobody has."""
-        # Where nobody tells of assignments, a slot that begins anew has another request.
-        anew = not self._are_told and cached_len == 0 and self.by_slot.get(slot) in self.decoding
-        if slot >= 0 and length > 0 and (anew or slot not in self.by_slot):
-            self._begin(slot)
-        return self.by_slot.get(slot, -1)
-
-    def _begin(self, slot: int) -> None:
-        self.by_slot[slot] = self._count
-        self._count += 1
-
-
 class _Allocation:
     """The pages of each slot, as the file says it so far."""
 
@@ -182,7 +157,7 @@ class _Allocation:
         self._pages: dict[int, tuple[int, list[int]]] = {}
         self._table: Tensor | None = None
 
-    def changes(self, call: observe.Call, requests: _Requests) -> list[list[Any]]:
+    def changes(self, call: observe.Call, requests: Requests) -> list[list[Any]]:
         """Return what has changed, as ``[slot, request, keep, pages]``: the first `keep` stay."""
         changes = []
         for slot, pages in sorted(self._allocated(call, requests).items()):
@@ -195,7 +170,7 @@ class _Allocation:
             self._pages[slot] = request, pages
         return changes
 
-    def _allocated(self, call: observe.Call, requests: _Requests) -> dict[int, list[int]]:
+    def _allocated(self, call: observe.Call, requests: Requests) -> dict[int, list[int]]:
         """Return the pages of all slots that may have others than before."""
         table, counts = call.before.get("page_table"), call.before.get("num_pages")
         if table is None:
@@ -233,7 +208,9 @@ def _common(old: list[int], new: list[int]) -> int:
 class _Step:
     """A step that is under way, in columns by row."""
 
-    def __init__(self, call: observe.Call, requests: _Requests, num_slots: int | None) -> None:
+    def __init__(
+        self, call: observe.Call, requests: Requests, decoding: set[int], num_slots: int | None
+    ) -> None:
         before, after = call.before, call.after
         if call.operator == "stage" and not {"seq_lens", "cu_seqlens_q"} <= after.keys():
             raise ValueError("stage: a trace needs seq_lens and cu_seqlens_q")
@@ -243,7 +220,7 @@ class _Step:
         self.num_slots = _num_slots(call, len(seq_lens)) if num_slots is None else num_slots
         self._committed = call.addresses.get("committed_lens")
         self._status = _status(call)
-        self._requests = requests
+        self._decoding = decoding
         lens = _lengths(seq_lens, count)
         self._end = [tokens.stop for tokens in rows.tokens]
         # The tokens of a row that was emptied are padding.
@@ -268,9 +245,11 @@ class _Step:
         self.columns = columns
         if call.operator == "advance":
             columns["staged_len"] = _lengths(before["seq_lens"], count)
-        lens = columns.get("staged_len", lens)
-        found = zip(columns["slot"], columns["cached_len"], lens, strict=True)
-        columns["request"] = [requests.find(*row) for row in found]
+        staged = columns.get("staged_len", lens)
+        for slot, n, was, tokens in zip(columns["slot"], lens, staged, rows.tokens, strict=True):
+            if slot >= 0 and was > 0:
+                requests.seen(slot, (n or was) - len(tokens))  # an emptied row: as it was staged
+        columns["request"] = [requests.by_slot.get(slot, -1) for slot in columns["slot"]]
         if call.operator == "advance":
             self._read_counts(call)
         else:
@@ -287,7 +266,7 @@ class _Step:
                 pairs = zip(self._end, drafts, strict=True)
                 columns["draft_tokens"] = [ids[end - n : end] for end, n in pairs]
         for row, request in enumerate(columns["request"]):
-            if request not in self._requests.decoding:
+            if request not in self._decoding:
                 columns["prompt_len"][row] = columns["query_len"][row] - drafts[row]
 
     def _read_counts(self, call: observe.Call) -> None:
@@ -305,7 +284,7 @@ class _Step:
         columns["accepted"] = [
             min(max(counts[k] + bias, 0), _MOST) if 0 <= k < len(counts) else 0 for k in index
         ]
-        self._requests.decoding.update(
+        self._decoding.update(
             request
             for request, k, n in zip(columns["request"], index, columns["seq_len"], strict=True)
             if k >= 0 and n > 0
@@ -347,7 +326,7 @@ class _Step:
             ]
         columns["emitted"] = self._find_emitted(call)
         pairs = zip(columns["request"], columns["emitted"], strict=True)
-        self._requests.decoding.update(request for request, ids in pairs if ids)
+        self._decoding.update(request for request, ids in pairs if ids)
 
     def _find_emitted(self, call: observe.Call) -> list[list[int]]:
         columns = self.columns
