@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
-from specmeta._rows import Requests, Rows, owner, table_of
+from specmeta._rows import Difference, Requests, Rows, table_of
 from specmeta.observe import Call
 
-__all__ = ["History", "Recent", "Wrong"]
+__all__ = ["History", "Recent"]
 
 # Memory that is remembered. Engines that make tensors anew in each step would fill the host's.
 MOST_RECENT = 256
@@ -41,22 +41,6 @@ class Recent(dict[Any, _Value]):
         super().__setitem__(key, value)
         if len(self) > MOST_RECENT:
             del self[next(iter(self))]
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """An element, what it should be and what it is, and whose it is."""
-
-    field: str
-    expected: str
-    got: str
-    row: int | None = None
-    slot: int | None = None
-
-    def __str__(self) -> str:
-        """Return all of it."""
-        of = owner(self.row, self.slot)
-        return f"{self.field}{of}: expected {self.expected}, got {self.got}"
 
 
 class Holders(Requests):
@@ -117,21 +101,22 @@ class Holders(Requests):
         """Note that a request writes these pages."""
         self._writer |= dict.fromkeys(pages, (self.by_slot[slot], slot, step))
 
-    def use(self, slot: int, pages: list[int]) -> Wrong | None:
+    def use(self, slot: int, pages: list[int]) -> Difference | None:
         """Note that a request reads all of these pages."""
         found = self._found[slot]
         wrong = None
         for page in pages:
             writer = self._writer.get(page)
+            expected, got = "a page that the slot holds", ""
             if page in self.given_back:
-                wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "given back")
+                got = "given back"
             elif page not in (self._given.get(slot) or {page}):
-                wrong = wrong or Wrong(f"page {page}", "a page that the slot holds", "another one")
+                got = "another one"
             elif writer and writer[0] != self.by_slot[slot] and found.get(page, writer) != writer:
-                _, other, when = writer
                 expected = "what the request left there"
-                got = f"what slot {other} wrote in step {when}"
-                wrong = wrong or Wrong(f"page {page}", expected, got)
+                got = f"what slot {writer[1]} wrote in step {writer[2]}"
+            if got and wrong is None:
+                wrong = Difference(f"page {page}", expected, got)
             found[page] = writer
         return wrong
 
@@ -170,7 +155,7 @@ class History:
         """Return the requests whose pages stand in the table at this address."""
         return self._tables[table]
 
-    def wrong(self, call: Call, rows: Rows, step: int) -> Wrong | None:
+    def wrong(self, call: Call, rows: Rows, step: int) -> Difference | None:
         """Return what doesn't fit to the calls before, if anything, and take this one in."""
         found = [
             *_repeated_slots(call, rows),
@@ -181,7 +166,7 @@ class History:
         self._commit(call, rows)
         return found[0] if found else None
 
-    def _moved(self, call: Call, rows: Rows) -> Iterator[Wrong]:
+    def _moved(self, call: Call, rows: Rows) -> Iterator[Difference]:
         """Find lengths and positions other than those that the operation before left."""
         for name in _GOES_ON.get(call.operator, ()):
             left, by = self._left[call.addresses.get(name)]
@@ -193,7 +178,7 @@ class History:
                 for i in (b,) if name == "seq_lens" else rows.tokens[b]:
                     if i < min(len(left), len(now)) and now[i] != left[i]:
                         expected = f"{left[i]}, {_LEFT[name].format(by)}"
-                        yield Wrong(f"{name}[{i}]", expected, f"{now[i]}", b, rows.slot[b])
+                        yield Difference(f"{name}[{i}]", expected, f"{now[i]}", b, rows.slot[b])
         for name in call.after:
             self._left.pop(call.addresses[name], None)
         if call.operator in ("stage", "draft_step") and not call.values.get("last"):
@@ -209,7 +194,7 @@ class History:
                 if slot is not None and slot < len(call.after["committed_lens"]):
                     committed[slot] = int(call.after["committed_lens"][slot])
 
-    def _pages(self, call: Call, rows: Rows, step: int) -> Iterator[Wrong]:
+    def _pages(self, call: Call, rows: Rows, step: int) -> Iterator[Difference]:
         """Find pages that are not the request's own, and tokens that do not follow its others."""
         if call.operator not in ("stage", "advance", "draft_step") or call.values.get("last"):
             return  # the last draft_step leaves the layout alone
@@ -242,7 +227,7 @@ class History:
                 joins = place == i and page not in written and requests.new(slot, page)
                 if other != slot and not joins:
                     got = f"written by slot {other} in the same call"
-                    yield Wrong(f"page {page}", "one request's", got, b, slot)
+                    yield Difference(f"page {page}", "one request's", got, b, slot)
             wrong = requests.use(slot, used)
             if wrong is not None:
                 yield replace(wrong, row=b, slot=slot)
@@ -250,18 +235,18 @@ class History:
 
     def _continuation(
         self, call: Call, requests: Holders, row: int, slot: int, start: int, end: int
-    ) -> Iterator[Wrong]:
+    ) -> Iterator[Difference]:
         before = requests.reach(slot, start, end)
         if before is not None and (requests.told or call.operator == "stage"):
             expected = f"at most {before}, where the request's tokens ended"
-            yield Wrong(f"cached_lens[{row}]", expected, f"{start}", row, slot)
+            yield Difference(f"cached_lens[{row}]", expected, f"{start}", row, slot)
         if call.operator == "stage" and "limit_lens" not in call.before:
             address = call.addresses["committed_lens"]
             left = self._committed[address].get(slot, start)
             same = self._staged[address].get(slot) == requests.by_slot[slot]
             if same and start != left:
                 expected = f"{left}, as accept_* left it"
-                yield Wrong(f"committed_lens[{slot}]", expected, f"{start}", row, slot)
+                yield Difference(f"committed_lens[{slot}]", expected, f"{start}", row, slot)
             self._staged[address][slot] = requests.by_slot[slot]
 
 
@@ -294,7 +279,7 @@ class _Allocation:
         return {place // self.page_size for place in places if place != self._pad_slot}
 
 
-def _repeated_slots(call: Call, rows: Rows) -> Iterator[Wrong]:
+def _repeated_slots(call: Call, rows: Rows) -> Iterator[Difference]:
     """Find rows that write the state of the same slot."""
     state = [name for name in call.after if rows.arguments[name].shape.startswith("S")]
     if state or call.operator == "stage":
@@ -303,10 +288,10 @@ def _repeated_slots(call: Call, rows: Rows) -> Iterator[Wrong]:
             slot = rows.slot[b]
             if slot is not None and first.setdefault(slot, b) != b:
                 got = f"{slot}, which is row {first[slot]}'s"
-                yield Wrong(f"row_to_slot[{b}]", "a slot of its own", got, b, slot)
+                yield Difference(f"row_to_slot[{b}]", "a slot of its own", got, b, slot)
 
 
-def _broken_positions(call: Call, rows: Rows) -> Iterator[Wrong]:
+def _broken_positions(call: Call, rows: Rows) -> Iterator[Difference]:
     """Find positions of a row that do not follow each other, up to the last that there is."""
     name = "position_ids_out" if "position_ids_out" in call.after else "position_ids"
     if call.operator != "advance" or name not in call.after:
@@ -320,4 +305,4 @@ def _broken_positions(call: Call, rows: Rows) -> Iterator[Wrong]:
                 if positions[other] != min(positions[one] + 1, last):
                     expected = f"{positions[one] + 1}, behind {name}[{one}]"
                     got = f"{positions[other]}"
-                    yield Wrong(f"{name}[{other}]", expected, got, b, rows.slot[b])
+                    yield Difference(f"{name}[{other}]", expected, got, b, rows.slot[b])

@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from torch import Tensor
+
 from specmeta.cases import arguments_of
 from specmeta.observe import Call
 
-__all__ = ["Requests", "Rows", "owner", "table_of"]
+__all__ = ["Difference", "Requests", "Rows", "owner", "table_of"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An element that isn't as it should be.
+
+    Attributes
+    ----------
+    field : str
+        With its index, such as ``slot_mapping[5]``.
+    expected, got : str
+    row, slot : int or None
+        Those that it belongs to.
+    more : int
+        How many other elements differ, where they were counted.
+    """
+
+    field: str
+    expected: str
+    got: str
+    row: int | None = None
+    slot: int | None = None
+    more: int = 0
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        of = owner(self.row, self.slot)
+        more = f"; {self.more} more differ" if self.more else ""
+        return f"{self.field}{of}: expected {self.expected}, got {self.got}{more}"
 
 
 def owner(row: int | None, slot: int | None) -> str:
@@ -113,3 +146,11 @@ class Rows:
         elif row is None and slot in self.slot:
             row = self.slot.index(slot)
         return row, slot
+
+    def difference(
+        self, name: str, index: tuple[int, ...], want: Tensor, got: Tensor
+    ) -> Difference:
+        """Return that two tensors differ in an element."""
+        field = f"{name}[{', '.join(map(str, index))}]"
+        values = str(want[index].item()), str(got[index].item())
+        return Difference(field, *values, *self.locate(name, index))

@@ -37,8 +37,8 @@ import torch
 from torch import Tensor
 
 from specmeta import observe
-from specmeta._history import History, Recent, Wrong
-from specmeta._rows import Rows, owner
+from specmeta._history import History, Recent
+from specmeta._rows import Difference, Rows, owner
 from specmeta.cases import run_reference, save_case
 from specmeta.observe import Call
 from specmeta.status import Status
@@ -59,16 +59,14 @@ class Finding:
         How many calls with live rows there were before, of this operation for the same tensors by
         slot and with the same numbers. A trace counts steps so, too.
     operator : str
-    wrong : Wrong
-        ``field`` (an element, such as ``slot_mapping[5]``), ``expected``, ``got``, and ``row`` and
-        ``slot`` where it belongs to one.
+    wrong : specmeta.explain.Difference
     path : Path or None
         The call's inputs, as a case file; None where none could be written.
     """
 
     step: int
     operator: str
-    wrong: Wrong
+    wrong: Difference
     path: Path | None
 
     def __str__(self) -> str:
@@ -223,7 +221,7 @@ class Checker(observe.Observer):
                     *(step, call.operator, i, owner(row, slot), Status.words(bits)),
                 )
 
-    def _report(self, call: Call, step: int, wrong: Wrong) -> None:
+    def _report(self, call: Call, step: int, wrong: Difference) -> None:
         if self.finding is not None:
             self.more += 1
             return
@@ -263,19 +261,12 @@ def _spaced(call: Call, name: str) -> Tensor:
     return poisoned(*tensor.shape, dtype=tensor.dtype, gap=call.gaps[name]).copy_(tensor)
 
 
-def _difference(call: Call, rows: Rows) -> Wrong | None:
+def _difference(call: Call, rows: Rows) -> Difference | None:
     """Compare what a call left with what the reference makes of the same."""
     want = {name: tensor.clone() for name, tensor in call.before.items()}
     run_reference(call.operator, {**want, **call.values})
     for name, got in call.after.items():
         if not torch.equal(got, want[name]):
             index = tuple((got != want[name]).nonzero()[0].tolist())
-            row, slot = rows.locate(name, index)
-            return Wrong(
-                f"{name}[{', '.join(map(str, index))}]",
-                str(want[name][index].item()),
-                str(got[index].item()),
-                row,
-                slot,
-            )
+            return rows.difference(name, index, want[name], got)
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from specmeta._command import Parser
 from specmeta._environment import how_to_install
 from specmeta._notes import Note, show
 from specmeta._paste import read_call
-from specmeta._rows import Rows
+from specmeta._rows import Difference, Rows
 from specmeta.cases import Case, CaseError, arguments_of
 from specmeta.observe import Call
 from specmeta.status import Status
@@ -37,34 +37,6 @@ ROWS_A_TABLE = 6
 MOST_IN_CELL = 6
 MOST_DIFFERENCES = 1000  # elements of a tensor whose rows are looked for
 PIPED_WIDTH = 200
-
-
-@dataclass(frozen=True)
-class Difference:
-    """An element that isn't as it should be.
-
-    Attributes
-    ----------
-    field : str
-        With its index.
-    row : int or None
-        The row that it belongs to.
-    expected, got : int
-    more : int
-        How many other elements differ.
-    """
-
-    field: str
-    row: int | None
-    expected: int
-    got: int
-    more: int
-
-    def __str__(self) -> str:
-        """Say it in one line."""
-        row = "" if self.row is None else f" (row {self.row})"
-        more = f"; {self.more} more differ" if self.more else ""
-        return f"{self.field}{row}: expected {self.expected}, got {self.got}{more}"
 
 
 @dataclass(frozen=True)
@@ -172,13 +144,11 @@ def _compare(
         places = (want != got[name]).nonzero()
         count += len(places)
         for index in map(tuple, places[:MOST_DIFFERENCES].tolist()):
-            row, _ = rows.locate(name, index)
-            if row is not None:
-                differing.add(row)
-            if first is None:
-                field = f"{name}[{', '.join(map(str, index))}]"
-                first = (field, row, int(want[index]), int(got[name][index]))
-    return None if first is None else Difference(*first, more=count - 1)
+            difference = rows.difference(name, index, want, got[name])
+            first = first or difference
+            if difference.row is not None:
+                differing.add(difference.row)
+    return first and replace(first, more=count - 1)
 
 
 # --- Output ------------------------------------------------------------------------------------

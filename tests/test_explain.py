@@ -685,7 +685,7 @@ def test_what_differs(
     assert code == 1
     assert "row 1  OVERFLOW, BAD_COUNT  differs\n" in out
     for name in ("reference", "operator"):
-        line = f"{name}: seq_lens[1] (row 1): expected 14, got 0; 1 more differ\n"
+        line = f"{name}: seq_lens[1] (row 1, slot 1): expected 14, got 0; 1 more differ\n"
         assert line in out
 
     file.write_text(json.dumps(ADVANCE))
@@ -699,7 +699,7 @@ def test_what_differs(
     monkeypatch.setattr(specmeta, "advance", broken)
     code, out, _ = run(capsys, str(file))
     assert code == 1
-    assert out.endswith("operator: seq_lens[0] (row 0): expected 18, got 19\n")
+    assert out.endswith("operator: seq_lens[0] (row 0, slot 0): expected 18, got 19\n")
 
 
 def test_the_row_of_a_slot_of_draft_lists(
@@ -711,7 +711,7 @@ def test_the_row_of_a_slot_of_draft_lists(
     file.write_text(json.dumps({"op": "draft_lists", "args": args, "expect": expect}))
     code, out, _ = run(capsys, str(file))
     assert code == 1
-    assert "operator: slot_mapping[5] (row 2): expected 7, got -1\n" in out
+    assert "operator: slot_mapping[5] (row 2, slot 2): expected 7, got -1\n" in out
     assert re.search(r"^slot_mapping +21 22 +38 39 +11 -1", out, re.MULTILINE)
 
 
