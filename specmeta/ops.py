@@ -17,6 +17,7 @@ not let an operation change token ids that a backward pass still needs.
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import torch
@@ -60,28 +61,50 @@ _draft_step = torch.ops.specmeta.draft_step.default._op
 
 def _check_types(operator: str, given: dict[str, Any]) -> None:
     """Name the argument that torch can't pass on; its own error is the whole schema."""
+    if not isinstance(given["num_rows"], Tensor):
+        given = given | {"num_rows": None, "num_rows_int": given["num_rows"]}
     for argument in _library.schema():
         value = given.get(argument.name)
-        if argument.operator != operator or (value is None and not argument.required):
+        may_be_none = argument.kind == "tensor" and not argument.required
+        if argument.operator != operator or (
+            value is None and (may_be_none or argument.default == "None")
+        ):
             continue
         got = type(value).__qualname__
         if argument.kind == "tensor":
             is_right, expected = isinstance(value, Tensor), "a tensor"
-            if argument.name == "num_rows":
-                is_right, expected = is_right or isinstance(value, int), "a tensor or an integer"
-            elif hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
+            if hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
                 got += " (specmeta.cupy takes arrays)"
         elif argument.kind == "bool":
-            is_right, expected = isinstance(value, (int, float)), "a bool"
+            is_right, expected = _is_bool(value), "a bool"
         else:
-            is_right, expected = hasattr(value, "__index__"), "an integer"
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            number = _index(value)
+            is_right, expected = number is not None, "an integer"
+            if argument.name == "num_rows_int":
+                expected = "a tensor or an integer"
+            if number is not None and not -(2**63) <= number < 2**63:
                 is_right, expected = False, f"an integer in [{argument.low}, {argument.high}]"
-                got = str(value)
+                got = str(number)
         if not is_right:
+            name = argument.name.removesuffix("_int")
             raise RuntimeError(
-                f"specmeta.{operator}: {argument.name}: expected {expected}, got {got}"
+                f"specmeta.{operator}: {name}: expected {expected}, got {got}"
             ) from None
+
+
+# What torch takes for one; several numbers are none.
+def _is_bool(value: Any) -> bool:
+    try:
+        return hasattr(value, "__bool__") and bool(value) in (False, True)
+    except (RuntimeError, ValueError):
+        return False
+
+
+def _index(value: Any) -> int | None:
+    try:
+        return index(value)
+    except (RuntimeError, TypeError):
+        return None
 
 
 def workspace(rows: int, *, num_steps: int = 1, device: torch.device | str = "cpu") -> Tensor:

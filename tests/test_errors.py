@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import full_calls
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -168,20 +169,37 @@ def test_what_is_no_tensor(operation: str) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_is_no_integer(operation: str) -> None:
     for argument in SCHEMA[operation]:
-        if argument.kind == "tensor" or argument.name == "num_rows_int":
+        if argument.kind == "tensor":
             continue
         call = full_calls.calls()[operation]
-        expected = "a bool" if argument.kind == "bool" else "an integer"
-        wrongs = [([1], "list"), ("1", "str")]
+        name, expected = argument.name, "a bool" if argument.kind == "bool" else "an integer"
+        if name == "num_rows_int":
+            name, expected = "num_rows", "a tensor or an integer"
+        wrongs: list[tuple[Any, str]] = [([1], "list"), ("1", "str")]
+        if name != "num_rows":
+            wrongs.append((torch.zeros(2).int(), "Tensor"))
         if argument.kind == "int":  # a number is taken for a bool
             wrongs.append((1.5, "float"))
+            if argument.default != "None":
+                wrongs.append((None, "NoneType"))
         for wrong, got in wrongs:
-            message = f"{expected}, got {got}$"
-            _refused(operation, call | {argument.name: wrong}, argument.name, message)
+            _refused(operation, call | {name: wrong}, name, f"{expected}, got {got}$")
         if argument.kind == "int":
             limits = re.escape(f"[{argument.low}, {argument.high}]")
             message = rf"an integer in {limits}, got {2**63}$"
-            _refused(operation, call | {argument.name: 2**63}, argument.name, message)
+            _refused(operation, call | {name: 2**63}, name, message)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_torch_takes_for_a_number_is_not_blamed(operation: str) -> None:
+    """Where another argument is wrong."""
+    for argument in SCHEMA[operation]:
+        if argument.kind == "tensor":
+            continue
+        name = argument.name.removesuffix("_int")
+        value = np.bool_(True) if argument.kind == "bool" else np.int64(1)
+        call = full_calls.calls()[operation] | {name: value}
+        _refused(operation, call | {"status": torch.zeros(9)}, "status", "dtype int32, got float32")
 
 
 def _without(operation: str, *names: str) -> dict[str, Any]:
