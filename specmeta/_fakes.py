@@ -64,6 +64,8 @@ def _make(operator: str, arguments: list[_library.Argument]) -> Any:
             for n, (symbol, plus) in zip(got, dims[name], strict=True):
                 if symbol == "Z":  # S + 1 or B: the real kernel's business
                     continue
+                if symbol not in sizes and n < plus:
+                    fail(name, f"shape [{argument.shape}]: at least one element", got)
                 size, origin = sizes.setdefault(symbol, (1 if symbol == "1" else n - plus, name))
                 if n != size + plus:
                     known = "" if symbol == "1" else f" with {symbol} = {size} as in {origin}"

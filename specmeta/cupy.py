@@ -89,7 +89,7 @@ def _call(operation: str, given: dict[str, Any]) -> None:
 
 
 def _fail(argument: _schema.Argument, expected: str, got: str) -> NoReturn:
-    message = f"{argument.name}: expected {expected}, got {got}"
+    message = f"{argument.name.removesuffix('_int')}: expected {expected}, got {got}"
     raise RuntimeError(f"specmeta.{argument.operator}: {message}")
 
 
@@ -113,7 +113,7 @@ def _tensor(argument: _schema.Argument, array: Any) -> _raw.Tensor:
     if hasattr(array, "__dlpack__"):
         try:
             return _raw.from_dlpack(_capsule(array))
-        except BufferError as error:
+        except (BufferError, ValueError) as error:  # torch: of a device that DLPack doesn't have
             expected = "an array that DLPack 1 can share, on a CPU or a CUDA GPU"
             got = str(error)
     # Slower, but NumPy describes more arrays than it shares: read-only ones before 2.1, any dtype.

@@ -189,6 +189,15 @@ def test_fake_kernels_check_what_the_real_ones_check(operation: str) -> None:
             assert f"specmeta.{operation}: " in messages[0]
 
 
+def test_fake_kernels_miss_the_end_of_no_rows() -> None:
+    """`[B+1]` is never empty; B would be -1."""
+    with FakeTensorMode():
+        empty = torch.zeros(0, dtype=torch.int32)
+        message = r"cu_seqlens_q: expected shape \[B\+1\]: at least one element, got \[0\]$"
+        with pytest.raises(RuntimeError, match=message):
+            specmeta.keep_last(empty, empty)
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_fake_kernels_check_devices_and_integers(operation: str) -> None:
     call = full_calls.calls()[operation]
