@@ -550,7 +550,7 @@ def test_a_missing_package_is_one_line(
 
 
 def test_old_transformers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers.__version__", "5.19.0")
+    monkeypatch.setattr("specmeta.models.transformers.__version__", "5.19.0")
     plain = tmp_path / "plain"
     shutil.copytree(folder, plain, ignore=shutil.ignore_patterns("draft"))
     models.load(str(plain))
