@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from specmeta._environment import EXTRAS, find_device, how_to_install, os_reason
+from specmeta.serving.request import RequestError, check_integer
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,6 @@ __all__ = [
     "add_drafter_options",
     "add_engine_options",
     "add_trace_option",
-    "check_range",
     "format_place",
     "format_rate",
     "load_model",
@@ -134,7 +134,7 @@ def set_up(
         Where to run.
     """
     try:
-        check_range("threads", args.threads, 1, os.cpu_count() or 1)
+        check_integer("threads", args.threads, 1, os.cpu_count() or 1)
         device = find_device(args.device)
     except ValueError as error:
         parser.error(str(error))
@@ -187,7 +187,6 @@ def make_engine(args: argparse.Namespace, model: Model, **settings: Any) -> Engi
     from specmeta.models import load
     from specmeta.serving.engine import Engine
     from specmeta.serving.memory import refuse_lack_of_memory
-    from specmeta.serving.request import RequestError
 
     dtype, device = model.target.dtype, model.target.device
     draft = load(args.draft_model, dtype=dtype, device=device) if args.draft_model else None
@@ -205,12 +204,6 @@ def make_engine(args: argparse.Namespace, model: Model, **settings: Any) -> Engi
             )
     except ValueError as error:
         raise RequestError(str(error)) from error
-
-
-def check_range(name: str, value: int, least: int, most: int) -> None:
-    """Raise ValueError where a value is out of its range."""
-    if not least <= value <= most:
-        raise ValueError(f"{name}: expected {least} .. {most}, got {value}")
 
 
 @contextmanager

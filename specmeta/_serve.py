@@ -13,13 +13,13 @@ from specmeta._command import (
     add_drafter_options,
     add_engine_options,
     add_trace_option,
-    check_range,
     load_model,
     make_engine,
     progress_bar,
     recording,
     set_up,
 )
+from specmeta.serving.request import check_integer
 
 __all__ = ["main"]
 
@@ -41,10 +41,10 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        check_range("port", args.port, 0, 65_535)
+        check_integer("port", args.port, 0, 65_535)
         # The lists that the host keeps are made before the device refuses what is too much.
-        check_range("max_rows", args.max_rows, 1, 512)
-        check_range("num_pages", args.num_pages, 2, 1 << 24)
+        check_integer("max_rows", args.max_rows, 1, 512)
+        check_integer("num_pages", args.num_pages, 2, 1 << 24)
         # Before the model is loaded, which takes a while.
         listener = _bind(args.host, args.port)
     except (OSError, ValueError) as error:

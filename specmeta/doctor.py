@@ -81,7 +81,7 @@ def _check_gpu(build: _library.BuildInfo) -> list[str]:
     return [] if works else ["the CUDA kernels give wrong results: please report this"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the report; 0 where everything that this machine can use is there."""
     Parser(
         prog="specmeta doctor", description="Say what was built, what is missing, how to get it."

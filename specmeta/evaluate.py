@@ -157,13 +157,13 @@ class Evaluation:
         return self.accuracy >= self.test.threshold
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run ``specmeta eval``: print the accuracy and the test.
 
     Parameters
     ----------
-    argv : sequence of str, optional
-        The arguments behind the command. Default: those of the process.
+    argv : sequence of str
+        The arguments behind the command.
 
     Returns
     -------

@@ -127,13 +127,13 @@ class Result(PassCounts):
         return sum(self.accepted) / drafted if drafted else None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run ``specmeta matrix``: print the table, and what is wrong.
 
     Parameters
     ----------
-    argv : sequence of str, optional
-        The arguments behind the command. Default: those of the process.
+    argv : sequence of str
+        The arguments behind the command.
 
     Returns
     -------
