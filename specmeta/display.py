@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from specmeta._environment import how_to_install
 from specmeta._notes import show
 from specmeta.batch import BatchMetadata
+from specmeta.graph import check_host
 from specmeta.status import Status
 
 if TYPE_CHECKING:
@@ -143,46 +142,39 @@ class _State:
     """
 
     def __init__(self, batch: BatchMetadata) -> None:
-        from specmeta.graph import CaptureError
-
         self.batch = batch
         self.drafter = batch._target is not None
         ledger = batch if batch._target is None else batch._target
-        message = "specmeta.inspect reads the device: call it between replays, not inside a capture"
-        if batch.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise CaptureError(message)
-        try:
-            self.row_to_slot: list[int] = batch.row_to_slot.tolist()
-            self.num_rows = int(batch.num_rows.tolist()[0])
-            self.seq_lens: list[int] = batch.seq_lens.tolist()
-            self.cached_lens: list[int] = batch.cached_lens.tolist()
-            self.cu_seqlens_q: list[int] = batch.cu_seqlens_q.tolist()
-            self.position_ids: list[int] = batch.position_ids.tolist()
-            self.slot_mapping: list[int] = batch.slot_mapping.tolist()
-            self.draft_position_ids: list[int] = batch.draft_position_ids.tolist()
-            self.num_draft_tokens: list[int] = batch.num_draft_tokens.tolist()
-            self.num_accepted: list[int] = batch.num_accepted.tolist()
-            self.next_tokens: list[int] = batch.next_tokens.tolist()
-            self.pages_per_seq: list[int] = batch.pages_per_seq.tolist()
-            self.last_page_len: list[int] = batch.last_page_len.tolist()
-            self.kv_indptr: list[int] = batch.kv_indptr.tolist()
-            self.lists: dict[str, list[Any]] = {
-                name: buffer.tolist()
-                for name in ("kv_indices", "block_table")
-                if (buffer := getattr(batch, name)) is not None
-            }
-            self.known: list[int] = ledger.known_lens.tolist()
-            self.committed: list[int] = ledger.committed_lens.tolist()
-            self.num_drafts: list[int] = ledger.num_drafts.tolist()
-            self.written: list[int] = batch.written_lens.tolist()
-            self.status: list[int] = batch.status.tolist()
-            self.num_pages: list[int] = batch.num_pages.tolist()
-            self.pages: list[list[int]] = [
-                ids[: max(n, 0)]
-                for ids, n in zip(batch.page_table.tolist(), self.num_pages, strict=True)
-            ]
-        except CaptureError as error:
-            raise CaptureError(message) from error
+        check_host("specmeta.inspect")
+        self.row_to_slot: list[int] = batch.row_to_slot.tolist()
+        self.num_rows = int(batch.num_rows.tolist()[0])
+        self.seq_lens: list[int] = batch.seq_lens.tolist()
+        self.cached_lens: list[int] = batch.cached_lens.tolist()
+        self.cu_seqlens_q: list[int] = batch.cu_seqlens_q.tolist()
+        self.position_ids: list[int] = batch.position_ids.tolist()
+        self.slot_mapping: list[int] = batch.slot_mapping.tolist()
+        self.draft_position_ids: list[int] = batch.draft_position_ids.tolist()
+        self.num_draft_tokens: list[int] = batch.num_draft_tokens.tolist()
+        self.num_accepted: list[int] = batch.num_accepted.tolist()
+        self.next_tokens: list[int] = batch.next_tokens.tolist()
+        self.pages_per_seq: list[int] = batch.pages_per_seq.tolist()
+        self.last_page_len: list[int] = batch.last_page_len.tolist()
+        self.kv_indptr: list[int] = batch.kv_indptr.tolist()
+        self.lists: dict[str, list[Any]] = {
+            name: buffer.tolist()
+            for name in ("kv_indices", "block_table")
+            if (buffer := getattr(batch, name)) is not None
+        }
+        self.known: list[int] = ledger.known_lens.tolist()
+        self.committed: list[int] = ledger.committed_lens.tolist()
+        self.num_drafts: list[int] = ledger.num_drafts.tolist()
+        self.written: list[int] = batch.written_lens.tolist()
+        self.status: list[int] = batch.status.tolist()
+        self.num_pages: list[int] = batch.num_pages.tolist()
+        self.pages: list[list[int]] = [
+            ids[: max(n, 0)]
+            for ids, n in zip(batch.page_table.tolist(), self.num_pages, strict=True)
+        ]
         self.live = range(min(max(self.num_rows, 0), batch.max_rows))
         self.rows = [b for b in self.live if self.row_to_slot[b] != -1]
         carried = {self.row_to_slot[b] for b in self.rows}

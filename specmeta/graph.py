@@ -72,7 +72,7 @@ def check_host(method: str) -> None:
     Raises
     ------
     CaptureError
-        Replays would send what was sent then, or what stands in its place by now.
+        Replays would send what was sent then, or what stands in its place by now, and read nothing.
     """
     if _this_thread.captures or (
         torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -331,7 +331,7 @@ def test_a_view_and_a_drafter(batch: BatchMetadata) -> None:
 
 
 def test_not_inside_a_capture(batch: BatchMetadata) -> None:
-    with pytest.raises(CaptureError, match=r"^specmeta\.inspect reads the device: call it between"):
+    with pytest.raises(CaptureError, match=r"^specmeta\.inspect: expected a call between replays"):
         capture(lambda: print(specmeta.inspect(batch)), num_rows=batch.num_rows)
 
 
@@ -342,7 +342,7 @@ def test_not_inside_a_cuda_graph(device: str) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         batch.stage()
-        with pytest.raises(CaptureError, match="reads the device"):
+        with pytest.raises(CaptureError, match="between replays"):
             specmeta.inspect(batch)
 
 
