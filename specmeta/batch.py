@@ -628,10 +628,6 @@ class BatchMetadata:
 
     # The host's part. Everything is checked before anything is written.
 
-    def _send(self, values: Sequence[int], to: Tensor) -> None:
-        """Copy host integers into a buffer, in stream order."""
-        self._uploads.send(values, to)
-
     def _check_slot(self, slot: int) -> int:
         return check_integers("slot", [slot], low=0, high=self.max_slots - 1)[0]
 
@@ -662,7 +658,7 @@ class BatchMetadata:
         held = self._held_pages(slot)
         begin = len(held)
         held += pages
-        self._send(pages, self.page_table[slot, begin : begin + len(pages)])
+        self._uploads.send(pages, self.page_table[slot, begin : begin + len(pages)])
         self.num_pages[slot].fill_(begin + len(pages))
         observe.pages_added(self.page_table, slot, pages)
 
@@ -696,7 +692,7 @@ class BatchMetadata:
         held, self._pages_of[slot] = self._pages_of[slot], []
         self._give_back(held or [])
         if self._target is None:
-            self._send(tokens, self.tokens[slot, : len(tokens)])
+            self._uploads.send(tokens, self.tokens[slot, : len(tokens)])
             self.known_lens[slot].fill_(len(tokens))
             self.num_drafts[slot].zero_()
         for buffer in (self.committed_lens, self.written_lens, self.status):
@@ -811,7 +807,7 @@ class BatchMetadata:
                 f"got {len(carried)} and {len(lens)}"
             )
         self.set_query_lens(lens)
-        self._send([*carried, *[-1] * (rows - len(carried))], self.row_to_slot)
+        self._uploads.send([*carried, *[-1] * (rows - len(carried))], self.row_to_slot)
         self.num_rows.fill_(len(carried))
 
     @_host_method
@@ -835,4 +831,4 @@ class BatchMetadata:
         lens = check_integers("query_lens", query_lens, low=0)
         if len(lens) > rows:
             raise ValueError(f"query_lens: expected at most {rows}, got {len(lens)}")
-        self._send([*lens, *[0] * (rows - len(lens))], self.query_lens)
+        self._uploads.send([*lens, *[0] * (rows - len(lens))], self.query_lens)

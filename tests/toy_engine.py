@@ -213,7 +213,7 @@ class RawBatch(specmeta.BatchMetadata):
             return
         self.set_query_lens(query_lens)
         if self.own_rows:
-            self._send(slots, self.row_to_slot[: len(slots)])
+            self._uploads.send(slots, self.row_to_slot[: len(slots)])
             self.num_rows.fill_(len(slots))
 
     def _put_pages(self, slot: int, pages: list[int]) -> None:
@@ -229,15 +229,15 @@ class RawBatch(specmeta.BatchMetadata):
         count, width = len(self._pages_of[slot] or []), self.page_table.shape[1]
         if self.pages_by == "count" and count < width:
             ids = [self._rng.choice((-1, 1, GARBAGE)) for _ in range(width - count)]
-            self._send(ids, self.page_table[slot, count:])
+            self._uploads.send(ids, self.page_table[slot, count:])
         if self.pages_by == "list":
             begin = self._rng.randrange(3)
             ids, ends = [GARBAGE] * begin, [begin]
             for s in range(self.page_table.shape[0]):
                 ids += self._pages_of[s] or []
                 ends.append(len(ids))
-            self._send(ids, self.alloc_pages[: len(ids)])
-            self._send(ends, self.alloc_indptr)
+            self._uploads.send(ids, self.alloc_pages[: len(ids)])
+            self._uploads.send(ends, self.alloc_indptr)
 
     def _pages(self) -> dict[str, Any]:
         pages = super()._pages()
