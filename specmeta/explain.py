@@ -124,14 +124,13 @@ def explain(case: Case) -> Explanation:
         collected.slots,
         results,
         rows,
-        _compare(case, expected, plain, rows, differing),
-        _compare(case, expected, built, rows, differing),
+        _compare(expected, plain, rows, differing),
+        _compare(expected, built, rows, differing),
         differing,
     )
 
 
 def _compare(
-    case: Case,
     expected: dict[str, Tensor],
     got: dict[str, Tensor],
     rows: Rows,
@@ -289,7 +288,7 @@ def _read(path: str) -> str:
         raise CaseError(f"{path}: expected text in UTF-8: {error}") from error
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the command; 0 where all agree, 1 where something differs, 2 for bad input."""
     parser = Parser(
         prog="specmeta explain",

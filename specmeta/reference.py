@@ -7,8 +7,8 @@ shared with the kernels, nothing is fast, and nothing is validated: that is the 
 Tensors are read into lists of Python integers first and written back last, so no rule depends on
 the order of stores, and no sum overflows. Stores into a narrower tensor saturate.
 
-How a row is worked off (docs/contract.md, rule 5). Each step can empty the row, and then the
-steps behind it are not made:
+How a row is worked off (docs/contract.md, rule 5). Where a step empties the row, the steps behind
+it are not made:
 
     slot -> cu_seqlens_q -> length -> allocated pages -> counts -> UNDERFLOW, else OVERFLOW
          -> kv_indices too small -> negative page ids

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from specmeta._environment import os_reason
 from specmeta.trace.writer import FORMAT, VERSION
 
 __all__ = ["PageEvents", "Ragged", "Trace", "TraceError", "read"]
@@ -205,11 +204,7 @@ def read(path: str | Path) -> Trace:
         with _open(path) as lines:
             return reader.read(lines)
     except OSError as error:  # a gzip file that isn't one, too
-        raise TraceError(f"{path}: {_reason(error)}") from error
-
-
-def _reason(error: OSError) -> str:
-    return os_reason(error).removeprefix(f"{error.filename}: ")
+        raise TraceError(f"{path}: {error.strerror or error}") from error
 
 
 def _open(path: str | Path) -> io.BufferedIOBase:
