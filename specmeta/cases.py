@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from specmeta import _library, reference
-from specmeta.testing import POISON, poisoned, poisoned_like
+from specmeta.testing import POISON, gap_of, poisoned, poisoned_like
 
 __all__ = [
     "Case",
@@ -361,11 +361,7 @@ def save_case(
             for key, value in tensors.items()
             if known[key].dtype == "either" and value.dtype == torch.int32
         },
-        "gaps": {
-            key: value.stride(0) - value.shape[1]
-            for key, value in tensors.items()
-            if value.dim() == 2 and len(value) > 1 and value.stride(0) > value.shape[1]
-        },
+        "gaps": {key: gap for key, value in tensors.items() if (gap := gap_of(value))},
     }
     head = {"name": name, "why": why, "op": operator}
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]

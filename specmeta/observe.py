@@ -46,6 +46,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from specmeta import _library
+from specmeta.testing import gap_of
 
 __all__ = [
     "Call",
@@ -369,11 +370,7 @@ class _Copies:
         if "num_rows_int" in self.values:
             self.values["num_rows"] = self.values.pop("num_rows_int")
         self.addresses = {name: _address(tensor) for name, tensor in tensors.items()}
-        self.gaps = {
-            name: tensor.stride(0) - tensor.shape[1]
-            for name, tensor in tensors.items()
-            if tensor.dim() == 2 and len(tensor) > 1 and tensor.stride(0) > tensor.shape[1]
-        }
+        self.gaps = {name: gap for name, tensor in tensors.items() if (gap := gap_of(tensor))}
         # Not always the current one.
         self.gpu = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
         self.in_graph = False

@@ -54,8 +54,14 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.int32, gap: int = 0) -> Ten
 
 def poisoned_like(tensor: Tensor) -> Tensor:
     """Make a poisoned tensor with the shape, the dtype and the gaps of another."""
-    gap = tensor.stride(0) - tensor.shape[1] if tensor.dim() == 2 and len(tensor) else 0
-    return poisoned(*tensor.shape, dtype=tensor.dtype, gap=gap)
+    return poisoned(*tensor.shape, dtype=tensor.dtype, gap=gap_of(tensor))
+
+
+def gap_of(tensor: Tensor) -> int:
+    """Return how many elements of other memory stand between the rows of a tensor."""
+    if tensor.dim() != 2 or len(tensor) < 2:
+        return 0
+    return max(tensor.stride(0) - tensor.shape[1], 0)
 
 
 def assert_equal(name: str, got: Tensor, want: Tensor) -> None:

@@ -27,7 +27,7 @@ import specmeta
 from specmeta import reference
 from specmeta._library import Argument
 from specmeta.cases import arguments_of
-from specmeta.testing import GUARD, GUARD_ELEMENTS, POISON, assert_equal
+from specmeta.testing import GUARD, GUARD_ELEMENTS, POISON, assert_equal, gap_of
 
 OPERATORS = tuple(reference.__all__)
 HOST_STEPS = ("assign", "release", "change_pages", "rewind", "set_rows")
@@ -313,7 +313,7 @@ def play_call(
     buffers = {
         name: Buffer(
             value,
-            gap=value.stride(0) - value.shape[1] if value.dim() == 2 and len(value) > 1 else 0,
+            gap=gap_of(value),
             guard=GUARD_ELEMENTS if guarded else 0,
             device=device,
         )
