@@ -171,9 +171,9 @@ class History:
         for name in _GOES_ON.get(call.operator, ()):
             left, by = self._left[call.addresses.get(name)]
             # A draft loop begins behind stage, or with lengths that the engine itself made.
-            if by == "draft_step" and not call.values.get("draft_index"):
+            if not left or (by == "draft_step" and not call.values.get("draft_index")):
                 continue
-            now = call.before[name].tolist() if left else []
+            now = call.before[name].tolist()
             for b in rows.live:
                 for i in (b,) if name == "seq_lens" else rows.tokens[b]:
                     if i < min(len(left), len(now)) and now[i] != left[i]:

@@ -97,7 +97,7 @@ class Rows:
     slot : list of int or None
         By row; None where the row has none.
     tokens : list of range
-        By row, its query tokens.
+        By row, its query tokens; none from the first pair on that cannot be right.
     """
 
     def __init__(self, call: Call) -> None:
@@ -121,7 +121,20 @@ class Rows:
             if "cu_seqlens_q" not in tensors
             else tensors["cu_seqlens_q"].tolist()
         )
-        self.tokens = [range(cu[b], max(cu[b], cu[b + 1])) for b in self.live]
+        num_tokens = next(
+            (
+                len(tensor)
+                for symbol in ("T", "U")
+                for name, tensor in tensors.items()
+                if self.arguments[name].shape == symbol
+            ),
+            2**31 - 1,
+        )
+        self.tokens = []
+        is_right = True
+        for b in self.live:
+            is_right = is_right and 0 <= cu[b] <= cu[b + 1] <= num_tokens
+            self.tokens.append(range(cu[b], cu[b + 1]) if is_right else range(0))
         if call.operator == "draft_lists":  # a row's slots of all steps stand together
             steps = int(call.values["num_steps"])
             self.tokens = [range(b * steps, (b + 1) * steps) for b in self.live]

@@ -499,6 +499,18 @@ def test_faults_are_said_once_and_are_no_difference(
     assert [record.getMessage() for record in caplog.records] == [message]
 
 
+@pytest.mark.parametrize("pair", [(-2, 1), (1, 0), (0, 2**31 - 1)])
+def test_a_pair_that_cannot_be_right_is_a_fault(pair: tuple[int, int], tmp_path: Path) -> None:
+    """Its tokens are nobody's: check mode doesn't look at them."""
+    ids = torch.zeros(3, dtype=torch.int64)
+    with specmeta.check(tmp_path) as checker:
+        specmeta.accept_greedy(
+            ids, ids, cu_seqlens_q=torch.tensor(pair, dtype=torch.int32), position_ids=ids + 2,
+            seq_lens=torch.tensor([3]), status=torch.zeros(1, dtype=torch.int32),
+        )  # fmt: skip
+    assert checker.faults == specmeta.Status.BAD_INDPTR
+
+
 def test_broken_positions(tmp_path: Path) -> None:
     engine = Advanced()
     engine.position_ids[1] = 4
