@@ -209,10 +209,9 @@ class BatchMetadata:
         ):
             check_integers(name, [size], low=low)
         check_integers("pad_slot", [pad_slot], low=-(2**63), high=2**63 - 1)
+        check_integers("pad_seq_len", [pad_seq_len], low=0, high=1)
         if index_dtype not in (torch.int32, torch.int64):
             raise ValueError(f"index_dtype: expected int32 or int64, got {index_dtype}")
-        if pad_seq_len not in (0, 1):
-            raise ValueError(f"pad_seq_len: expected 0 or 1, got {pad_seq_len}")
         if eagle and ledger is None:
             raise ValueError("eagle: expected a ledger, the target's batch")
         if ledger is not None:
@@ -221,6 +220,12 @@ class BatchMetadata:
             if max_slots != ledger.max_slots:
                 raise ValueError(
                     f"max_slots: expected the ledger's {ledger.max_slots}, got {max_slots}"
+                )
+            # The target would take those behind its own for tokens that are certain.
+            if max_draft_len > ledger.max_draft_len:
+                raise ValueError(
+                    f"max_draft_len: expected at most the ledger's {ledger.max_draft_len}, "
+                    f"got {max_draft_len}"
                 )
             if ledger_len is not None:
                 raise ValueError(f"ledger_len: expected none beside a ledger, got {ledger_len}")
@@ -231,7 +236,7 @@ class BatchMetadata:
         self.max_pages = max_pages
         self.page_size = page_size
         self.max_seq_len = max_seq_len
-        self.max_draft_len = max_draft_len
+        self.max_draft_len: int = max_draft_len
         self._pads = {"pad_page": pad_page, "pad_slot": pad_slot, "pad_seq_len": pad_seq_len}
         self._pad_token = pad_token
         self._target = ledger
@@ -334,7 +339,8 @@ class BatchMetadata:
         """Take other tensors in place of buffers, such as an attention library's own.
 
         What :meth:`first_rows` returned before follows, but for a view that was itself given other
-        tensors. Replace before a capture: a graph keeps what it was captured with.
+        tensors. Replace before a capture: a graph keeps what it was captured with; and before a
+        drafter's batch is made over this one: that keeps what it took of its target.
 
         Parameters
         ----------
@@ -346,8 +352,8 @@ class BatchMetadata:
         Raises
         ------
         ValueError
-            The batch has no buffer of that name, or one of them is no such tensor; none has been
-            replaced then.
+            The batch has no buffer of that name of its own, or one of them is no such tensor; none
+            has been replaced then.
         """
         for name, buffer in buffers.items():
             self._check_buffer(name, buffer)
@@ -365,6 +371,8 @@ class BatchMetadata:
         old = self.kv_indptr if is_list else getattr(self, name, None)
         if not isinstance(old, Tensor):
             raise ValueError(f"{name}: expected the name of a buffer that the batch has")
+        if self._target is not None and old is getattr(self._target, name):
+            raise ValueError(f"{name}: expected a buffer of the batch's own, got its target's")
         if not isinstance(buffer, Tensor):
             raise ValueError(f"{name}: expected a tensor, got {type(buffer).__qualname__}")
         shape = list(old.shape)

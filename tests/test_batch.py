@@ -400,9 +400,14 @@ def test_errors_change_nothing(call: Any, message: str) -> None:
         ({"ledger_len": -1}, "ledger_len: expected integers in .*, got -1"),
         ({"kv_capacity": -1}, "kv_capacity: expected integers in .*, got -1"),
         ({"kv_capacity": 1.5}, r"kv_capacity: expected integers, got \[1.5\]"),
-        ({"pad_seq_len": 2}, "pad_seq_len: expected 0 or 1, got 2"),
+        ({"pad_seq_len": 2}, r"pad_seq_len: expected integers in \[0, 1\], got 2"),
+        ({"pad_seq_len": 1.0}, r"pad_seq_len: expected integers, got \[1.0\]"),
         ({"index_dtype": torch.int16}, "index_dtype: expected int32 or int64, got torch.int16"),
         ({"ledger": _batch(max_slots=5)}, "max_slots: expected the ledger's 5, got 4"),
+        (
+            {"ledger": _batch(max_draft_len=1)},
+            "max_draft_len: expected at most the ledger's 1, got 2",
+        ),
         ({"eagle": True}, "eagle: expected a ledger, the target's batch"),
         ({"ledger": _batch(), "ledger_len": 9}, "ledger_len: expected none beside a ledger, got 9"),
         ({"ledger": 5}, "ledger: expected a BatchMetadata, got 5"),
@@ -444,6 +449,19 @@ def test_replace_buffers_takes_all_or_none(buffers: dict[str, Any], message: str
     for buffer, old in zip((_buffers(batch), _buffers(view)), before, strict=True):
         assert buffer.keys() == old.keys()
         assert all(buffer[key] is old[key] for key in old)
+
+
+def test_a_drafter_keeps_what_is_its_targets() -> None:
+    batch = _batch()
+    drafter = _batch(ledger=batch, eagle=True)
+    for name in ("tokens", "known_lens", "num_drafts", "row_to_slot", "num_rows", "query_lens"):
+        buffer = getattr(batch, name).clone()
+        message = f"^{name}: expected a buffer of the batch's own, got its target's$"
+        with pytest.raises(ValueError, match=message):
+            drafter.replace_buffers(**{name: buffer})
+        assert getattr(drafter, name) is getattr(batch, name)
+    query_lens = torch.zeros(3).int()
+    _batch(ledger=batch).replace_buffers(query_lens=query_lens)  # a draft model has its own
 
 
 def test_a_list_that_was_left_out_is_written_in_a_buffer_given_later() -> None:
