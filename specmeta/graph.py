@@ -124,7 +124,7 @@ def capture(step: Callable[[], None], *, num_rows: Tensor, pool: Any = None) -> 
     CaptureError
         The step reads a value back to the host, has a shape that depends on one, keeps a tensor
         that it made itself (make the step's state before the capture), or calls a method of
-        :class:`specmeta.BatchMetadata` that belongs to the host.
+        :class:`specmeta.BatchMetadata` that belongs to the host, or this function.
     ValueError
         `num_rows` is not such a tensor.
 
@@ -137,6 +137,7 @@ def capture(step: Callable[[], None], *, num_rows: Tensor, pool: Any = None) -> 
     >>> step.replay(); step.replay(); count
     tensor([2., 2.])
     """
+    check_host("capture")
     if not isinstance(num_rows, Tensor):
         raise ValueError(f"num_rows: expected an int32 tensor of one element, got {num_rows!r}")
     if num_rows.dtype != torch.int32 or num_rows.shape != (1,):

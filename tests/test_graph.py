@@ -274,6 +274,18 @@ def test_each_method_is_the_hosts_or_the_devices() -> None:
     assert methods == HOST_METHODS.keys() | DEVICE_METHODS
 
 
+def test_a_capture_has_no_place_in_another(device: str) -> None:
+    batch = _small_batch(device)
+
+    def step() -> None:
+        capture(batch.stage, num_rows=batch.num_rows)
+
+    message = "^capture: expected a call between replays, got one inside a captured step$"
+    with pytest.raises(CaptureError, match=message):
+        capture(step, num_rows=batch.num_rows)
+    step()
+
+
 @pytest.mark.parametrize("name", HOST_METHODS)
 @pytest.mark.parametrize(("by_hand", "device"), [(False, "cpu"), (False, "cuda"), (True, "cuda")])
 def test_host_methods_have_no_place_in_a_capture(name: str, by_hand: bool, device: str) -> None:
