@@ -223,7 +223,8 @@ class _Parser:
         expect = {}
         for name, value in data.get("expect", {}).items():
             if name not in known or not known[name].written:
-                self._fail("expect", f"outputs of {self._operator}", name, known)
+                outputs = [key for key, argument in known.items() if argument.written]
+                self._fail("expect", f"outputs of {self._operator}", name, outputs)
             expect[name] = self._tensor(f"expect.{name}", name, value)
         args: dict[str, Any] = {}
         for name, value in data.get("args", {}).items():

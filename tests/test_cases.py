@@ -126,6 +126,10 @@ RIGHT = {"op": "advance", "args": {"seq_lens": [3], "page_size": 4}, "expect": {
             {"expect": {"num_accepted": [1]}},
             "expect: expected outputs of advance, got 'num_accepted'",
         ),
+        (  # an argument, but not an output
+            {"expect": {"page_table": [[1]]}},
+            r"expect: expected outputs of advance, got 'page_table'; did you mean last_page_len\?",
+        ),
         (
             {"dtypes": {"seq_lens": "int16"}},
             "dtypes.seq_lens: expected int32 or int64, got 'int16'",
