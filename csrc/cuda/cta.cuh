@@ -137,6 +137,15 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
                  : "memory");
     return before;
   }
+  __device__ uint64_t release(uint64_t* at, uint64_t x) const {
+    uint64_t before;
+    asm volatile("atom.release.gpu.global.add.u64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(__cvta_generic_to_global(at)), "l"(x)
+                 : "memory");
+    return before;
+  }
+  __device__ void fence(const uint64_t*) const { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
   __device__ void pause() const { __nanosleep(20); }
 
  private:

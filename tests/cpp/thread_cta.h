@@ -173,6 +173,9 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
   void post(uint64_t* at, uint64_t x) const { __atomic_store_n(at, x, __ATOMIC_RELAXED); }
   uint64_t acquire(const uint64_t* at) const { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
   uint64_t add(uint64_t* at, uint64_t x) const { return __atomic_fetch_add(at, x, __ATOMIC_ACQ_REL); }
+  uint64_t release(uint64_t* at, uint64_t x) const { return __atomic_fetch_add(at, x, __ATOMIC_RELEASE); }
+  // NOTE: ThreadSanitizer knows nothing of fences.
+  void fence(const uint64_t* at) const { acquire(at); }
   void pause() const { std::this_thread::yield(); }
 
  private:

@@ -79,7 +79,7 @@ SPECMETA_HD int32_t advance_row(const Move& move, int32_t q, RowCheck& check) {
 template <class Cta>
 SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
   const int32_t live = live_rows(p.rows);
-  const LayoutWriter layout(p.rows, p.pages, p.layout, p.seq_lens);
+  LayoutWriter layout(p.rows, p.pages, p.layout, p.seq_lens);
   const Ints positions = p.position_ids_out ? p.position_ids_out : p.position_ids;
   const SlotWriter slots(p.rows, p.pages, p.layout.slot_mapping, p.layout.pad_slot);
   const bool by_token = positions || p.layout.slot_mapping;
@@ -121,7 +121,8 @@ SPECMETA_HD void advance(Cta& cta, const AdvanceParams& p) {
                         }});
         }
         layout.fill(cta, window);
-      });
+      },
+      [&] { layout.arrive(cta); });
   if (by_token) {
     for_padding(cta, p.rows, all, [&](int32_t t) {
       if (positions) positions.set(t, 0);

@@ -78,6 +78,15 @@ SPECMETA_HD void store(T* at, const T& x, [[maybe_unused]] int line = __builtin_
   *at = x;
 }
 
+// A tensor's address that was kept in a Cta's own memory: for all that a compiler knows, it might lead there, too.
+template <class T>
+SPECMETA_HD const T* to_tensor(const T* at) {
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(at));
+#endif
+  return at;
+}
+
 // What was read of a number of either width.
 struct Fetched {
   uint32_t low = 0, high = 0;
@@ -109,7 +118,10 @@ struct Ints {
     return wide ? static_cast<int64_t>(uint64_t{x.high} << 32 | x.low) : static_cast<int32_t>(x.low);
   }
   // Of counts and lengths.
-  SPECMETA_HD int64_t count(Fetched x) const { return clamp64(value(x), -kCountLimit, kCountLimit); }
+  SPECMETA_HD int64_t count(Fetched x) const {
+    if (!wide) return value(x);
+    return clamp64(value(x), -kCountLimit, kCountLimit);
+  }
   SPECMETA_HD int64_t get_count(int64_t i, int line = __builtin_LINE()) const { return count(fetch(i, line)); }
   SPECMETA_HD void set(int64_t i, int64_t x, int line = __builtin_LINE()) const {
     if (wide) {

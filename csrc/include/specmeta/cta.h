@@ -28,9 +28,10 @@
 //   bool places_all()                    whether this Cta places all rows: not where the batch is tiled
 //   bool is_replicated()
 //   bool writes_rows()                   whether what is by row is this Cta's to write
-//   void arrive(), bool is_last()        where replicated: nothing that others may replace is read any more; whether
-//                                        all others have said so, so that this Cta may replace it. Called by every
-//                                        thread, with a sync() between the two
+//   uint64_t arrive()                    where replicated: nothing that others may replace is read any more; called by
+//                                        every thread, behind a sync()
+//   bool is_last(arrival)                whether all others had arrived before, so that this Cta may replace it; called
+//                                        by every thread, with what arrive() has returned to it
 //   int32_t tile_index()                 its tile, past the last where there is none left
 //   void next_tile()                     takes another one; called by every thread
 //   int64_t least_share()                less of the work isn't worth a Cta
@@ -70,15 +71,17 @@ struct Window {
   int32_t page = 0, page_end = 0;  // places in kv_indices
 };
 
+// NOTE: without padding, since it may be read in words of any width.
 struct WalkState {
+  int64_t left_out = 0;  // items of the next row that are another Cta's
+  int64_t taken = 0;     // items of the last row that are this Cta's, beside the row itself
   Covered all;
   int32_t placed = 0;             // tiles that this Cta has placed, where the batch is tiled
-  bool is_sharing = false;        // all rows are placed, and this Cta has its share of them
+  int32_t is_sharing = 0;         // whether all rows are placed, and this Cta has its share of them
   int32_t next = 0, end_row = 0;  // rows that are still to come: of all, or of this Cta's share
-  int64_t left_out = 0;           // items of the next row that are another Cta's
-  int64_t taken = 0;              // items of the last row that are this Cta's, beside the row itself
   Window window;
 };
+static_assert(sizeof(WalkState) == 2 * sizeof(int64_t) + 14 * sizeof(int32_t));
 
 // What the threads of a Cta that isn't serial know of it.
 struct GridState {
@@ -137,8 +140,8 @@ class SerialCta {
   bool places_all() const { return true; }
   bool is_replicated() const { return false; }
   bool writes_rows() const { return true; }
-  void arrive() const {}
-  bool is_last() const { return false; }
+  uint64_t arrive() const { return 0; }
+  bool is_last(uint64_t) const { return false; }
   int64_t sum_before(Chain chain, int64_t x) { return alone_.sum_before(chain, x); }
   void announce(News news, int64_t x) { alone_.announce(news, x); }
   int64_t heed(News news) const { return alone_.heed(news); }

@@ -48,7 +48,7 @@ SPECMETA_HD void draft_lists(Cta& cta, const DraftListsParams& p, int32_t step) 
           const int32_t t = b * p.num_steps + step;
           if (row.seq_len > 0) {
             const auto index = static_cast<uint32_t>(row.seq_len - 1);
-            slots.write(cta, t, b, index, slots.load_page(row.pages + row.page_begin, index));
+            slots.write(cta, t, b, index, slots.load_page(row.ids + row.page_begin, index));
           } else {
             slots.pad(t);
           }

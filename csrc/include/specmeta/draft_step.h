@@ -78,7 +78,7 @@ SPECMETA_HD int32_t draft_row(const DraftStepParams& p, const DraftInputs& in, b
 template <class Cta>
 SPECMETA_HD void draft_step(Cta& cta, const DraftStepParams& p) {
   const int32_t live = live_rows(p.rows);
-  const LayoutWriter layout(p.rows, p.pages, p.layout, p.seq_lens);
+  LayoutWriter layout(p.rows, p.pages, p.layout, p.seq_lens);
   const SlotWriter slots(p.rows, p.pages, p.layout.slot_mapping, p.layout.pad_slot);
   const Ints& positions = p.position_ids_out ? p.position_ids_out : p.position_ids;
 
@@ -105,7 +105,10 @@ SPECMETA_HD void draft_step(Cta& cta, const DraftStepParams& p) {
         }
         return row;
       },
-      [&](const Window& window) { layout.fill(cta, window); });
+      [&](const Window& window) { layout.fill(cta, window); },
+      [&] {
+        if (!p.last) layout.arrive(cta);
+      });
   if (p.last) return;
   if (positions || p.input_ids || p.layout.slot_mapping) {
     for_all(cta, p.rows.batch, p.rows.tokens, [&](int32_t t) {

@@ -47,6 +47,8 @@ SPECMETA_HD int64_t workspace_words(int32_t rows, int64_t steps = 1) {
 // What a Cta needs for others beside it; Self is the Cta. It also has num_blocks(); on words that all Ctas share
 //   peek(at), post(at, x)        relaxed
 //   acquire(at), add(at, x)      add() returns what was there before; it acquires and releases
+//   release(at, x), fence(at)    add() in two parts: release() only releases, and what it has seen released is acquired
+//                                by fence()
 //   pause()
 //   index()                      which Cta of the launch this is
 //   tile_rows()                  the rows of a tile, where there is more than one
@@ -65,18 +67,21 @@ class GridCta {
     return Self::Row::kIsRepeatable && !is_alone() && rows_.batch <= self().tile_rows();
   }
   SPECMETA_HD bool writes_rows() { return !is_replicated() || self().index() == 0; }
-  SPECMETA_HD void arrive() {
-    self().sync();  // all threads have read
-    if (self().rank() == 0) {
-      const uint64_t others = self().add(workspace() + WorkspaceLayout::kCtasDone, 1);
-      self().grid_state().is_last = others + 1 == static_cast<uint64_t>(self().num_blocks());
-    }
+  // By the last thread, whose warp has the fewest tokens: it alone waits, and not before is_last().
+  SPECMETA_HD uint64_t arrive() {
+    return is_last_thread() ? self().release(workspace() + WorkspaceLayout::kCtasDone, 1) : 0;
   }
-  // A sync() stands between the two: that the others have read comes before, for all threads.
-  SPECMETA_HD bool is_last() {
-    if (!self().grid_state().is_last) return false;
-    if (self().rank() == 0) workspace()[WorkspaceLayout::kCtasDone] = 0;
-    return true;
+  SPECMETA_HD bool is_last(uint64_t arrival) {
+    if (is_last_thread()) {
+      const bool is_last = arrival + 1 == static_cast<uint64_t>(self().num_blocks());
+      if (is_last) {
+        self().fence(workspace() + WorkspaceLayout::kCtasDone);
+        workspace()[WorkspaceLayout::kCtasDone] = 0;
+      }
+      self().grid_state().is_last = is_last;
+    }
+    self().sync();
+    return self().grid_state().is_last;
   }
   SPECMETA_HD int64_t sum_before(Chain chain, int64_t x) {
     if (rows_.batch <= self().tile_rows()) return 0;
@@ -153,6 +158,7 @@ class GridCta {
  private:
   SPECMETA_HD Self& self() { return static_cast<Self&>(*this); }
   SPECMETA_HD uint64_t* workspace() { return rows_.workspace + self().step() * rows_.workspace_words; }
+  SPECMETA_HD bool is_last_thread() { return self().rank() == self().size() - 1; }
   SPECMETA_HD bool is_alone() { return self().num_blocks() == 1; }
   SPECMETA_HD WorkspaceLayout layout() { return WorkspaceLayout(rows_.batch, self().tile_rows()); }
   // Draws a tile, and at first this Cta's number. NOTE: both are kept in shared memory, since registers are few.

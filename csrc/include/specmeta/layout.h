@@ -54,18 +54,22 @@ class LayoutWriter {
       if (inside && out_.seq_lens && !is_late) out_.seq_lens.set(b, length);
       report(cta, rows_, check);
     }
-    if (is_late) cta.arrive();
-
     LayoutRow row;
     row.token_begin = span.begin;
     row.origin = length - span.end;
     row.seq_len = length;
-    row.pages = first_page(pages_, range, check.slot) - (out_.kv_indices ? begin : 0);
     if (out_.kv_indices) {
       row.page_begin = static_cast<int32_t>(begin);
       row.page_end = static_cast<int32_t>(begin + n);
     }
+    row.ids = first_page(pages_, length > 0 ? range : PageRange(), length > 0 ? check.slot : 0) - row.page_begin;
     return row;
+  }
+
+  // All lengths have been read, once the rows are placed.
+  template <class Cta>
+  SPECMETA_HD void arrive(Cta& cta) {
+    if (in_place_) arrival_ = cta.arrive();
   }
 
   // The page lists of a window's rows.
@@ -80,8 +84,9 @@ class LayoutWriter {
     }
   }
 
-  // In runs, each for threads that go on together: they stride through it, four pages at a time, and each passes from
-  // row to row with its pages. Rows touch: where one's pages end, the next one's begin.
+  // In runs, each for threads that go on together, a page for each at a time: a word. The row at which they stand is
+  // the same for all; a thread whose page is a later row's looks ahead. Rows touch: where one's pages end, the next
+  // one's begin.
   template <class Cta>
   SPECMETA_HD void write_runs(Cta& cta, const Window& window) const {
     const LayoutRow* tile = cta.tile();
@@ -89,60 +94,74 @@ class LayoutWriter {
     const Part run = cut(window.page, window.page_end, cta.rank() / lanes, cta.size() / lanes);
     const auto page_begin = [&](int32_t k) { return tile[k].page_begin; };
     int32_t r = cta.find_owner(window.num_rows, static_cast<int32_t>(run.begin), page_begin);
-    if (run.begin >= run.end) return;
-    const int32_t* ids = page_ids(pages_);
-    int32_t* const to = out_.kv_indices;
-    // Of row r: where its pages end, those that it uses, and where the id of kv_indices[at] stands: from + at.
-    uint32_t row_end = 0, used_end = 0;
-    const int32_t* from = nullptr;
-    const auto take_row = [&] {
-      const LayoutRow& row = tile[r];
-      row_end = static_cast<uint32_t>(row.page_end);
-      used_end = row.seq_len > 0 ? min32(row.page_end, run.end) : 0;
-      from = ids + row.pages;
-    };
-    take_row();
-    uint32_t i = run.begin + cta.rank() % lanes;
+    uint32_t i = run.begin;
     SPECMETA_NO_UNROLL
-    for (; i < run.end; i += kInFlight * lanes) {
-      // NOTE: first all loads, then all stores, since lanes that have parted wait for each other.
-      int32_t page[kInFlight];
-      const uint32_t last = i + (kInFlight - 1) * lanes;
-      if (last < used_end) {  // all are row r's
-        SPECMETA_UNROLL
-        for (int j = 0; j < kInFlight; ++j) page[j] = load(from + i + j * lanes);
-      } else {
-        SPECMETA_UNROLL
-        for (int j = 0; j < kInFlight; ++j) {
-          const uint32_t at = i + j * lanes;
-          if (at >= run.end) break;
-          if (at >= row_end) {  // the pages of the next row begin there
-            int passed = 0;
-            SPECMETA_NO_UNROLL
-            do {
-              ++r;
-              if (++passed == kNear) {  // many have no pages
-                r += find_owner(window.num_rows - r, static_cast<int32_t>(at),
-                                [&](int32_t k) { return page_begin(r + k); });
-              }
-            } while (at >= static_cast<uint32_t>(tile[r].page_end));
-            take_row();
-          }
-          page[j] = at < used_end ? load(from + at) : out_.pad_page;
+    while (i < run.end) {
+      const uint32_t at = i + cta.rank() % lanes;
+      const uint32_t next = i + kInFlight * lanes;
+      const uint32_t stop = next < run.end ? next : run.end;
+      if (r + kMany < window.num_rows && static_cast<uint32_t>(tile[r + kMany].page_begin) < stop) {
+        // So many rows that each thread had better search for its own: one word.
+        if (at < run.end) {
+          const LayoutRow& own = tile[find_owner(window.num_rows, static_cast<int32_t>(at), page_begin)];
+          store(out_.kv_indices + at, own.seq_len > 0 ? load(to_tensor(own.ids) + at) : out_.pad_page);
+          replace_page(cta, window, at);
         }
-      }
-      static_assert(kInFlight == 4);
-      if (last < run.end && (page[0] | page[1] | page[2] | page[3]) >= 0) {
-        SPECMETA_UNROLL
-        for (int j = 0; j < kInFlight; ++j) store(to + i + j * lanes, page[j]);
+        i += lanes;
+        r = cta.find_owner(window.num_rows, static_cast<int32_t>(min32(i, run.end - 1)), page_begin);
         continue;
       }
-      SPECMETA_UNROLL
-      for (int j = 0; j < kInFlight; ++j) {
-        const uint32_t at = i + j * lanes;
-        if (at >= run.end) break;
-        store(to + at, page[j] >= 0 ? page[j] : replace_page(cta, window, at));
+      // NOTE: first all loads, then all stores: a compiler keeps their order.
+      int32_t page[kInFlight];
+      const int32_t* ids = tile[r].ids;
+      int32_t seq_len = tile[r].seq_len;
+      auto row_end = static_cast<uint32_t>(tile[r].page_end);
+      if (next <= row_end && seq_len > 0) {
+        SPECMETA_UNROLL
+        for (uint32_t j = 0; j < kInFlight; ++j) page[j] = load(to_tensor(ids) + at + j * lanes);
+      } else {
+        SPECMETA_UNROLL
+        for (uint32_t j = 0; j < kInFlight; ++j) {
+          const uint32_t k = at + j * lanes;
+          const uint32_t end = min32(i + (j + 1) * lanes, run.end);
+          page[j] = out_.pad_page;
+          if (row_end >= end) {
+            if (seq_len > 0 && k < end) page[j] = load(to_tensor(ids) + k);
+            continue;
+          }
+          const int32_t* own_ids = ids;
+          int32_t own_len = seq_len;
+          SPECMETA_NO_UNROLL
+          do {
+            ++r;
+            ids = tile[r].ids;
+            seq_len = tile[r].seq_len;
+            if (k >= row_end) {
+              own_ids = ids;
+              own_len = seq_len;
+            }
+            row_end = static_cast<uint32_t>(tile[r].page_end);
+          } while (row_end < end);
+          if (own_len > 0 && k < end) page[j] = load(to_tensor(own_ids) + k);
+        }
       }
+      int32_t all_bits = 0;  // negative where an id is
+      SPECMETA_UNROLL
+      for (int j = 0; j < kInFlight; ++j) all_bits |= page[j];
+      if (next <= run.end) {
+        SPECMETA_UNROLL
+        for (uint32_t j = 0; j < kInFlight; ++j) store(out_.kv_indices + at + j * lanes, page[j]);
+      } else {
+        SPECMETA_UNROLL
+        for (uint32_t j = 0; j < kInFlight; ++j) {
+          if (at + j * lanes < run.end) store(out_.kv_indices + at + j * lanes, page[j]);
+        }
+      }
+      if (all_bits < 0) {
+        SPECMETA_NO_UNROLL
+        for (uint32_t k = at; k < stop; k += lanes) replace_page(cta, window, k);
+      }
+      i = next;
     }
   }
 
@@ -154,7 +173,7 @@ class LayoutWriter {
     if (!table || table.width == 0) return;
     // Threads in groups of a power of two, no wider than a row needs.
     int log2 = 0;
-    while ((kInFlight << log2) < table.width && (2 << log2) <= cta.size()) ++log2;
+    while ((4 << log2) < table.width && (2 << log2) <= cta.size()) ++log2;
     const int32_t group = 1 << log2;
     const int32_t groups = cta.size() >> log2;
     const int32_t lane = cta.rank() & (group - 1);
@@ -166,11 +185,12 @@ class LayoutWriter {
       const auto r = static_cast<int32_t>(out_.table_parts.div(i));
       const uint32_t part = out_.table_parts.mod(i) * kTablePart;
       const uint32_t used = pages_for(pages_, load(&rows[r].seq_len));
-      const int32_t* ids = page_ids(pages_) + load(&rows[r].pages) + load(&rows[r].page_begin);
+      const int32_t* ids = load(&rows[r].ids);
+      const auto page_begin = static_cast<uint32_t>(load(&rows[r].page_begin));
       int32_t* to = table.row(first + r);
       copy_batched(
           part + lane, part + min32(kTablePart, table.width - static_cast<int32_t>(part)), group,
-          [&](uint32_t k) { return k < used ? load(ids + k) : out_.pad_page; },
+          [&](uint32_t k) { return k < used ? load(to_tensor(ids) + (page_begin + k)) : out_.pad_page; },
           [&](uint32_t k, int32_t id) {
             if (id < 0 && k < used) {
               report_page(cta, first + r);
@@ -194,7 +214,7 @@ class LayoutWriter {
       for_all(cta, rows_.tokens, out_.num_slots, [slots](int32_t t) { slots.pad(t); });
     }
     if (!cta.places_all()) write_table(cta, cta.records(), 0, rows_.batch);
-    if (in_place_ && cta.is_replicated() && cta.is_last() && cta.rank() < rows_.batch) {
+    if (in_place_ && cta.is_replicated() && cta.is_last(arrival_) && cta.rank() < rows_.batch) {
       out_.seq_lens.set(cta.rank(), cta.tile()[cta.rank()].seq_len);
     }
   }
@@ -207,7 +227,8 @@ class LayoutWriter {
   }
 
  private:
-  static constexpr int kInFlight = 4, kNear = 8;
+  static constexpr int kInFlight = 8;  // words
+  static constexpr int kMany = 64;     // rows that begin in so many words
 
   SPECMETA_HD int32_t count_pages(int32_t length) const {
     return length > 0 ? pages_for(pages_, length) : out_.pad_seq_len;
@@ -233,7 +254,7 @@ class LayoutWriter {
   template <class Cta>
   SPECMETA_HD void write_pages_of(Cta& cta, const LayoutRow& row, int32_t b, int32_t* to, int32_t n) const {
     const int32_t used = row.seq_len > 0 ? n : 0;
-    const int32_t* ids = page_ids(pages_) + row.pages + row.page_begin;
+    const int32_t* ids = row.ids + row.page_begin;
     const int32_t pad = out_.pad_page;
     int32_t all_bits = 0;  // negative where an id is
     for (int32_t k = 0; k < used; ++k) {
@@ -250,14 +271,16 @@ class LayoutWriter {
     for (int32_t k = used; k < n; ++k) store(to + k, pad);
   }
 
-  // What stands in kv_indices for a negative id; a negative pad_page is none that is wrong.
+  // Of what a thread has written to kv_indices, a negative id; a negative pad_page is none that is wrong.
   template <class Cta>
-  SPECMETA_HD int32_t replace_page(Cta& cta, const Window& window, uint32_t at) const {
+  SPECMETA_HD void replace_page(Cta& cta, const Window& window, uint32_t at) const {
+    if (load(out_.kv_indices + at) >= 0) return;
     const auto* tile = cta.tile();
     const int32_t r =
         find_owner(window.num_rows, static_cast<int32_t>(at), [&](int32_t k) { return tile[k].page_begin; });
-    if (tile[r].seq_len > 0) report_page(cta, window.first + r);
-    return out_.pad_page;
+    if (tile[r].seq_len == 0) return;
+    report_page(cta, window.first + r);
+    store(out_.kv_indices + at, out_.pad_page);
   }
 
   template <class Cta>
@@ -269,6 +292,7 @@ class LayoutWriter {
   const Pages& pages_;
   const Layout& out_;
   const bool in_place_;
+  uint64_t arrival_ = 0;
 };
 
 }  // namespace specmeta

@@ -14,8 +14,8 @@ struct alignas(32) SlotsRow {
 
   int32_t token_begin = 0;
   int32_t tokens_end = 0;
-  int64_t capacity = 0;  // -1: the row is empty
-  int64_t pages = 0;     // where the ids of its pages begin
+  int64_t capacity = 0;          // -1: the row is empty
+  const int32_t* ids = nullptr;  // of its pages
 
   SPECMETA_HD int32_t token_end() const { return tokens_end; }
   static constexpr int32_t page_begin = 0, page_end = 0;
@@ -35,9 +35,9 @@ SPECMETA_HD void map_slots(Cta& cta, const MapSlotsParams& p) {
         SlotsRow row;
         row.token_begin = span.begin;
         row.tokens_end = span.end;
-        row.pages = first_page(p.pages, range, check.slot);
         row.capacity = -1;
         if (check.alive && span.q() > 0) {
+          row.ids = first_page(p.pages, range, check.slot);
           row.capacity =
               find_capacity(p.pages, Layout(), check.slot, count_allocated(p.pages, range, check.faults), kInt32Max);
         }
@@ -52,7 +52,7 @@ SPECMETA_HD void map_slots(Cta& cta, const MapSlotsParams& p) {
                              [&cta, slots, rows = p.rows](int32_t t, const SlotsRow& row, int32_t b, int64_t position) {
                                if (position >= 0 && position < row.capacity) {
                                  const auto index = static_cast<uint32_t>(position);
-                                 slots.write(cta, t, b, index, slots.load_page(row.pages, index));
+                                 slots.write(cta, t, b, index, slots.load_page(row.ids, index));
                                  return;
                                }
                                slots.pad(t);

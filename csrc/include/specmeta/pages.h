@@ -31,12 +31,9 @@ SPECMETA_HD int32_t count_allocated(const Pages& pages, const PageRange& range, 
   return 0;
 }
 
-// All page ids, and where among them those of a slot begin that count_allocated() has found no fault with.
-SPECMETA_HD const int32_t* page_ids(const Pages& pages) {
-  return pages.page_table ? pages.page_table.data : pages.alloc_pages;
-}
-SPECMETA_HD int64_t first_page(const Pages& pages, const PageRange& range, int32_t slot) {
-  return pages.page_table ? slot * pages.page_table.stride : range.begin;
+// Where the ids of a slot begin that count_allocated() has found no fault with.
+SPECMETA_HD const int32_t* first_page(const Pages& pages, const PageRange& range, int32_t slot) {
+  return pages.page_table ? pages.page_table.row(slot) : pages.alloc_pages + range.begin;
 }
 
 // Pages that a length needs.

@@ -15,8 +15,8 @@ struct alignas(32) LayoutRow {
   int32_t own = 0;         // the operation's: of advance, what positions move by; of stage, the slot
   int32_t page_begin = 0;  // its places in kv_indices, where that is written; a padded row has one
   int32_t page_end = 0;
-  int32_t seq_len = 0;  // 0: empty
-  int64_t pages = 0;    // kv_indices[i] is page_ids()[pages + i]
+  int32_t seq_len = 0;           // 0: empty
+  const int32_t* ids = nullptr;  // kv_indices[i] is ids[i]
 
   SPECMETA_HD int32_t token_end() const { return seq_len - origin; }
 };
@@ -26,16 +26,15 @@ struct alignas(32) LayoutRow {
 class SlotWriter {
  public:
   SPECMETA_HD SlotWriter(const Rows& rows, const Pages& pages, int64_t* slot_mapping, int64_t pad_slot)
-      : ids_(page_ids(pages)),
-        page_size_(pages.page_size),
+      : page_size_(pages.page_size),
         slot_mapping_(slot_mapping),
         pad_slot_(pad_slot),
         row_to_slot_(rows.row_to_slot),
         status_(rows.status) {}
 
-  // The page of a cache index inside the pages whose ids begin at `first`.
-  SPECMETA_HD int32_t load_page(int64_t first, uint32_t index) const {
-    return slot_mapping_ ? load(ids_ + first + page_size_.div(index)) : 0;
+  // The page of a cache index inside the pages whose ids begin at `ids`.
+  SPECMETA_HD int32_t load_page(const int32_t* ids, uint32_t index) const {
+    return slot_mapping_ ? load(to_tensor(ids) + page_size_.div(index)) : 0;
   }
   // Token t of row b, which stands at that index in that page.
   template <class Cta>
@@ -51,7 +50,7 @@ class SlotWriter {
 
   // The same for a token of a row of the layout.
   SPECMETA_HD int32_t load_page(int32_t t, const LayoutRow& row) const {
-    return row.seq_len > 0 ? load_page(row.pages + row.page_begin, static_cast<uint32_t>(t + row.origin)) : 0;
+    return row.seq_len > 0 ? load_page(row.ids + row.page_begin, static_cast<uint32_t>(t + row.origin)) : 0;
   }
   template <class Cta>
   SPECMETA_HD void write(Cta& cta, int32_t t, int32_t b, const LayoutRow& row, int32_t page) const {
@@ -67,7 +66,6 @@ class SlotWriter {
   }
 
  private:
-  const int32_t* ids_;
   Divider page_size_;
   int64_t* slot_mapping_;
   int64_t pad_slot_;

@@ -43,7 +43,7 @@ SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
   const int64_t size = max64(((num_items - 1) >> floor_log2(cta.num_blocks())) + 1, cta.least_share());
   const int64_t begin = cta.block() * size;
   const int64_t end = min64(begin + size, num_items);
-  if (cta.rank() == 0) state.is_sharing = true;
+  if (cta.rank() == 0) state.is_sharing = 1;
   SPECMETA_NO_UNROLL
   for (int side = 0; side < 2 && begin < end; ++side) {  // the rows of the first item and of the last one
     const int64_t x = side == 0 ? begin : end - 1;
@@ -138,9 +138,10 @@ SPECMETA_HD void take_part(Window& window, uint32_t k, uint32_t n) {
 // place(first, b)  what there is to know of row b; writes what is by row. Called by every thread, tile after tile, of
 //                  which `first` is the first row.
 // fill(window)     writes a window's tokens and pages; called by every thread, which share them.
+// arrive()         where the batch is replicated: called by every thread, behind a sync(), once all rows are placed.
 // Returns what the rows cover. `has_more`: whether there is anything to fill.
-template <class Cta, class Place, class Fill>
-SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fill fill) {
+template <class Cta, class Place, class Fill, class Arrive>
+SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fill fill, Arrive arrive) {
   auto* tile = cta.tile();
   if constexpr (Cta::kIsSerial) {  // a row, then what it has
     Covered all;
@@ -197,10 +198,17 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
       break;
     }
     cta.sync();
+    if (cta.is_replicated()) arrive();
     if (has_more) fill(state.window);
+    if (cta.is_replicated()) break;
     cta.sync();  // the tile is read until here
   }
   return state.all;
+}
+
+template <class Cta, class Place, class Fill>
+SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fill fill) {
+  return walk(cta, batch, has_more, place, fill, [] {});
 }
 
 // fn(i) for begin <= i < end, shared among all threads of all Ctas.

@@ -1,5 +1,5 @@
 // How much there is to do, and how many Ctas it is worth, from sizes alone: rows, tokens, and elements of the page
-// lists.
+// lists. For a token there is several times as much to do as for a page.
 #pragma once
 
 #include "specmeta/cta.h"
@@ -8,7 +8,7 @@
 namespace specmeta {
 
 inline int64_t work(const Rows& rows, const Layout& layout, bool by_token) {
-  return int64_t{rows.batch} + (by_token ? max32(rows.tokens, layout.num_slots) : 0) + layout.kv_capacity +
+  return int64_t{rows.batch} + (by_token ? 4 * int64_t{max32(rows.tokens, layout.num_slots)} : 0) + layout.kv_capacity +
          int64_t{rows.batch} * layout.block_table.width;
 }
 
@@ -34,14 +34,14 @@ inline int64_t work(const DraftListsParams& p) {  // of a step
   return int64_t{p.rows.batch} + p.kv_indices.width;
 }
 inline int64_t work(const MapSlotsParams& p) {  // a token's page is read after its position
-  return int64_t{p.rows.batch} + 4 * int64_t{p.num_slots};
+  return int64_t{p.rows.batch} + 8 * int64_t{p.num_slots};
 }
 inline int64_t work(const DraftStepParams& p) {
   if (p.last) return p.rows.batch;
   return work(p.rows, p.layout, p.position_ids || p.input_ids || p.layout.slot_mapping);
 }
 
-inline constexpr int32_t kMaxBlocks = 1024;
+inline constexpr int32_t kMaxBlocks = 256;  // of more, a GPU runs few at a time
 
 // How many threads a Cta has on a GPU: as many as there are rows, if it may.
 inline int32_t count_threads(int32_t rows) {
@@ -50,11 +50,12 @@ inline int32_t count_threads(int32_t rows) {
   return threads;
 }
 
-// How many such Ctas: a power of two. Several that each place all rows cost little. Others agree through a workspace,
-// which takes as long as one alone takes for two shares.
+// How many such Ctas: a power of two. Several that each place all rows cost little: as many as have work for all that
+// their threads may have in flight. Others agree through a workspace, which takes as long as one alone takes for two
+// shares.
 inline int32_t count_blocks(int32_t rows, int64_t work, bool is_repeatable) {
   const bool is_replicated = is_repeatable && rows <= kTileRows;
-  const int64_t share = is_replicated ? 4 * int64_t{count_threads(rows)} : kLeastShare;
+  const int64_t share = is_replicated ? 8 * int64_t{count_threads(rows)} : kLeastShare;
   if (!is_replicated && rows <= kTileRows && work <= 2 * share) return 1;
   int32_t blocks = is_replicated ? 1 : 2;
   while (blocks < kMaxBlocks && blocks * 2 * share <= work) blocks *= 2;
