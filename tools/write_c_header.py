@@ -19,7 +19,11 @@ TAIL = "\n#ifdef __cplusplus\n}\n#endif\n\n#endif\n"
 def summaries() -> dict[str, str]:
     """The first line of each operation's docstring."""
     tree = ast.parse((ROOT / "specmeta/ops.py").read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    functions = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    ]
     return {node.name: (ast.get_docstring(node) or "").splitlines()[0] for node in functions}
 
 
