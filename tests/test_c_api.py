@@ -153,6 +153,9 @@ def _seq_lens(**changed: Any) -> bytes:
     return struct.pack("=Qiiqqqq", *(fields | changed).values())
 
 
+SIZES = r"expected sizes in \[0, 2147483646\]"
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -165,6 +168,13 @@ def _seq_lens(**changed: Any) -> bytes:
         ({"seq_lens": _seq_lens(dtype=9)}, "seq_lens: expected dtype int32 or int64, got one .*"),
         ({"seq_lens": _seq_lens(data=0)}, "seq_lens: .* at least 4 bytes, got a null pointer"),
         ({"seq_lens": _seq_lens(data=66)}, "seq_lens: expected memory on a boundary of 4 bytes.*"),
+        (
+            {"seq_lens": _seq_lens(data=2**64 - 4)},
+            rf"seq_lens: .* the address space, got strides \[1\] from address {2**64 - 4}",
+        ),
+        ({"seq_lens": _seq_lens(shape=-1)}, rf"seq_lens: {SIZES}, got \[-1\]"),
+        ({"status": _seq_lens(shape=-(2**63))}, rf"status: {SIZES}, got \[{-(2**63)}\]"),
+        ({"kv_indices": _seq_lens(shape=2**31 - 1)}, rf"kv_indices: {SIZES}, got \[{2**31 - 1}\]"),
     ],
 )
 def test_wrong_arguments(given: dict[str, Any], message: str) -> None:
@@ -174,6 +184,57 @@ def test_wrong_arguments(given: dict[str, Any], message: str) -> None:
     assert code == INVALID_ARGUMENT
     assert re.fullmatch(f"specmeta.advance: {message}", error), error
     assert lens.item() == 33
+
+
+@pytest.mark.parametrize(
+    ("data", "stride", "is_right"),
+    [
+        # Bytes from the address on are below 2**63. At address 2**62 there is no other memory.
+        (2**62, 2**61 - 3, True),
+        (2**62, 2**61 - 2, False),
+        (2**62, 2**61, False),
+        (2**62, 2**62, False),
+        (2**62, 2**63 - 1, False),
+        # The last byte in front of the end of all memory, or behind it.
+        (2**64 - 64, 13, True),
+        (2**64 - 64, 14, False),
+        # In reverse: from the first byte of all memory on.
+        (2**64 - 64, 16 - 2**60, True),
+        (64, -16, True),
+        (64, -17, False),
+        (2**62, -(2**60) - 1, False),
+        (2**62, -(2**61), False),
+        (2**62, -(2**62), False),
+        (2**62, -(2**63), False),
+    ],
+)
+def test_distances_of_rows(data: int, stride: int, is_right: bool) -> None:
+    lens = torch.tensor([33, 33], dtype=torch.int32)
+    table = struct.pack("=Qiiqqqq", data, 1, 2, 2, 2, stride, 1)
+    given = {"seq_lens": lens, "page_size": 32, "page_table": table, "num_rows_int": 0}
+    code, error = call("advance", struct_bytes("advance", given))
+    if is_right:
+        assert (code, error) == (OK, "")
+        assert lens.tolist() == [0, 0]  # of no rows, no pages are read
+        return
+    assert code == INVALID_ARGUMENT
+    assert error == (
+        "specmeta.advance: page_table: expected memory within the address space, "
+        f"got strides [{stride}, 1] from address {data}"
+    )
+    assert lens.tolist() == [33, 33]
+
+
+@pytest.mark.parametrize(("data", "stride"), [(64, 2**61 - 3), (2**62, -(2**60)), (64, 2**60)])
+def test_far_rows_take_all_that_is_between(data: int, stride: int) -> None:
+    lens = torch.tensor([33, 33], dtype=torch.int32)
+    table = struct.pack("=Qiiqqqq", data, 1, 2, 2, 2, stride, 1)
+    given = {"seq_lens": lens, "page_size": 32, "page_table": table, "num_rows_int": 0}
+    code, error = call("advance", struct_bytes("advance", given))
+    assert code == INVALID_ARGUMENT
+    expected = "memory of its own, since it is written, got bytes shared with page_table"
+    assert error == f"specmeta.advance: seq_lens: expected {expected}"
+    assert lens.tolist() == [33, 33]
 
 
 def test_other_versions() -> None:

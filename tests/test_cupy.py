@@ -378,6 +378,39 @@ def test_wrong_arguments(name: str, value: Any, message: str) -> None:
     _refused("advance", call | {name: value}, f"{name}: expected {message}")
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_none_is_no_number(operation: str) -> None:
+    """But where it is the default."""
+    for argument in (a for a in TABLE if a.operator == operation and a.kind != "tensor"):
+        call = arrays_of(operation) | {argument.name.removesuffix("_int"): None}
+        if argument.default == "None":
+            getattr(specmeta.cupy, operation)(**call)
+        else:
+            expected = "a bool" if argument.kind == "bool" else "an integer"
+            _refused(operation, call, f"{argument.name}: expected {expected}, got None")
+
+
+def test_sizes_and_strides_that_cannot_be() -> None:
+    lens = np.array([33, 33], np.int32)
+    for shape, strides, message in (
+        ((2, 4), (-(2**63), 4), r"memory within the address space, got strides \[-\d+, 1\] from.*"),
+        ((2, 4), (2**63, 4), r"memory within the address space, got strides \[\d+, 1\] from.*"),
+        ((2, 2**62), None, r"sizes in \[0, 2147483646\], got \[2, 4611686018427387904\]"),
+        ((2**40, 2**40, 2**40), None, r"shape \[S,P\], got \[\d+, \d+, \d+\]"),
+        ((2, -1), None, r"sizes in \[0, 2147483646\], got \[2, -1\]"),
+    ):
+        table = SimpleNamespace(
+            __array_interface__={
+                "data": (64, False),
+                "shape": shape,
+                "strides": strides,
+                "typestr": "<i4",
+            }
+        )
+        call = {"num_accepted": None, "seq_lens": lens, "page_size": 4, "page_table": table}
+        _refused("advance", call, f"page_table: expected {message}")
+
+
 def test_the_call_is_pythons_own() -> None:
     lens = np.array([33], np.int32)
     assert specmeta.cupy.advance.__code__.co_filename == "<specmeta.cupy>"  # no line of a file

@@ -197,6 +197,30 @@ memmove(ctypes.create_string_buffer(16), ctypes.c_void_p(lengths.data_ptr()), 16
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
 
 
+@needs_sanitizers
+def test_the_distance_of_empty_rows_is_not_used() -> None:
+    """It may be anything, also what overflows where it is multiplied."""
+    fuzz.build_sanitized()
+    script = """
+import torch, specmeta
+empty = torch.empty(0, dtype=torch.int32).as_strided((3, 0), (2**63 - 1, 1))
+lens = torch.tensor([3, 0, 5], dtype=torch.int32)
+specmeta.advance(None, lens, page_size=4, page_table=empty)
+specmeta.count_sampled(empty, vocab_size=9, num_sampled=lens)
+print(lens.tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parent,
+        env={"PATH": "/usr/bin:/bin", **fuzz.sanitized_environment()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout == "[0, 0, 0]\n"
+
+
 def test_an_interrupt_ends_with_a_summary(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "--minutes", "5", "--device", "cpu", "--findings", tmp_path],

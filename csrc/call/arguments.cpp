@@ -32,6 +32,11 @@ int64_t item_bytes(Element element) {
   return element == Element::kInt64 ? 8 : element == Element::kBool ? 1 : 4;
 }
 
+// The distance of a table's rows. Where they have no elements it may be anything, and is not to be multiplied.
+int64_t row_stride(const TensorView& table) {
+  return table.shape[1] == 0 ? 0 : table.strides[0];
+}
+
 std::string brackets(const int64_t* values, int64_t count) {
   std::string text = "[";
   for (int64_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
@@ -50,7 +55,9 @@ Arguments::Arguments(const OpSpec& op, const Value* values) : op_(op), values_(v
     const ArgSpec& spec = op.args[i];
     const Value& value = values[i];
     if (!value.given) {
-      if (spec.required) fail(spec.name, spec.kind == ArgKind::kTensor ? "a tensor" : "an integer", "None");
+      static constexpr const char* kExpected[] = {"a tensor", "an integer", "a bool"};
+      const bool may_be_none = spec.kind == ArgKind::kTensor ? !spec.required : spec.nullable;
+      if (!may_be_none) fail(spec.name, kExpected[static_cast<int>(spec.kind)], "None");
       continue;
     }
     if (spec.kind == ArgKind::kTensor) {
@@ -95,7 +102,7 @@ void Arguments::check_shape(const ArgSpec& spec, const TensorView& tensor) {
   }
   for (int d = 0; d < rank; ++d) {
     const int64_t n = shape[d];
-    if (n >= kInt32Max) fail(name, "sizes below 2147483647", brackets(shape, rank));
+    if (n < 0 || n >= kInt32Max) fail(name, "sizes in [0, 2147483646]", brackets(shape, rank));
     if (dims[d].symbol == '1' && n != 1) fail(name, "shape [1]", brackets(shape, rank));
     if (dims[d].symbol == '1' || dims[d].symbol == 'Z') continue;
     Size& size = sizes_[dims[d].symbol - 'A'];
@@ -120,19 +127,27 @@ void Arguments::check_shape(const ArgSpec& spec, const TensorView& tensor) {
          "strides " + brackets(strides, rank));
   }
   const int64_t item = item_bytes(tensor.element);
-  const int64_t to_last_row = rank == 2 ? (shape[0] - 1) * strides[0] * item : 0;  // negative: in reverse
-  const int64_t bytes = max64(to_last_row, 0) + last * item;                       // from `data` on
-  const int64_t end = tensor.storage_offset * item + bytes;
+  const auto data = reinterpret_cast<uintptr_t>(tensor.data);
+  // All in bytes: to the last row, negative if in reverse; from `data` on; from the storage's begin on.
+  int64_t to_last_row = 0, bytes = 0, end = 0;
+  Extent extent{&spec, 0, 0};
+  if (__builtin_mul_overflow((shape[0] - 1) * item, rank == 2 ? strides[0] : 0, &to_last_row) ||
+      __builtin_add_overflow(max64(to_last_row, 0), last * item, &bytes) ||
+      __builtin_mul_overflow(tensor.storage_offset, item, &end) || __builtin_add_overflow(end, bytes, &end) ||
+      __builtin_add_overflow(data, min64(to_last_row, 0), &extent.begin) ||
+      __builtin_add_overflow(data, bytes, &extent.end)) {
+    fail(name, "memory within the address space",
+         "strides " + brackets(strides, rank) + " from address " + std::to_string(data));
+  }
   const bool is_known = tensor.storage_bytes >= 0;
   if (!tensor.data || (is_known && end > tensor.storage_bytes)) {  // somebody resized its storage
     fail(name, "a storage of at least " + std::to_string(end) + " bytes",
          is_known ? std::to_string(tensor.storage_bytes) : "a null pointer");
   }
-  if (reinterpret_cast<uintptr_t>(tensor.data) % item != 0) {
+  if (data % item != 0) {
     fail(name, "memory on a boundary of " + std::to_string(item) + " bytes", "an unaligned pointer");
   }
-  const char* begin = static_cast<const char*>(tensor.data);
-  extents_[num_extents_++] = {&spec, begin + min64(to_last_row, 0), begin + bytes};
+  extents_[num_extents_++] = extent;
 }
 
 void Arguments::check_overlap() const {
@@ -190,12 +205,12 @@ uint8_t* Arguments::boolean_tensor(Arg name) const {
 Table Arguments::table(Arg name) const {
   const Value& value = find(name);
   if (!value.given) return {};
-  return {static_cast<int32_t*>(data_of(value)), value.tensor.strides[0], static_cast<int32_t>(value.tensor.shape[1])};
+  return {static_cast<int32_t*>(data_of(value)), row_stride(value.tensor), static_cast<int32_t>(value.tensor.shape[1])};
 }
 IntsTable Arguments::ints_table(Arg name) const {
   const Value& value = find(name);
   if (!value.given) return {};
-  return {ints(name), value.tensor.strides[0], static_cast<int32_t>(value.tensor.shape[1])};
+  return {ints(name), row_stride(value.tensor), static_cast<int32_t>(value.tensor.shape[1])};
 }
 int64_t Arguments::integer(Arg name, int64_t otherwise) const {
   const Value& value = find(name);

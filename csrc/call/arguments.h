@@ -78,11 +78,11 @@ class Arguments {
     int64_t value = -1;
     Arg from{};
   };
-  // From the lowest element to the end of the highest.
+  // From the lowest element to the end of the highest, as addresses.
   struct Extent {
     const ArgSpec* spec;
-    const char* begin;
-    const char* end;
+    uintptr_t begin;
+    uintptr_t end;
   };
 
   // An operator that has no such argument must not be asked for it.

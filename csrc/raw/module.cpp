@@ -22,7 +22,8 @@ constexpr int32_t kHost = -1;  // the CPU among device numbers
 
 Sizes contiguous_strides(const Sizes& shape) {
   Sizes strides(shape.size(), 1);
-  for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
+  // Sizes for which this wraps are refused later.
+  for (size_t d = shape.size(); d-- > 1;) __builtin_mul_overflow(strides[d], shape[d], &strides[d - 1]);
   return strides;
 }
 
