@@ -60,7 +60,10 @@ _draft_step = torch.ops.specmeta.draft_step.default._op
 
 
 def _check_types(operator: str, given: dict[str, Any]) -> None:
-    """Name the argument that torch can't pass on; its own error is the whole schema."""
+    """Name the argument that torch can't pass on; its own error is the whole schema.
+
+    Or that can't be compared with a default: a NumPy array raises ValueError then.
+    """
     if not isinstance(given["num_rows"], Tensor):
         given = given | {"num_rows": None, "num_rows_int": given["num_rows"]}
     for argument in _library.schema():
@@ -326,7 +329,7 @@ def advance(
             pad_page,
             pad_seq_len,
         )
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         _check_types("advance", locals())
         raise
 
@@ -517,7 +520,7 @@ def stage(
             pad_page,
             pad_seq_len,
         )
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         _check_types("stage", locals())
         raise
 
@@ -667,7 +670,7 @@ def accept_greedy(
             None if is_tensor else num_rows,
             pad_token,
         )
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         _check_types("accept_greedy", locals())
         raise
 
@@ -821,7 +824,7 @@ def accept_sampled(
             None if is_tensor else num_rows,
             pad_token,
         )
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         _check_types("accept_sampled", locals())
         raise
 
@@ -1197,7 +1200,7 @@ def draft_lists(
             pad_page,
             pad_seq_len,
         )
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         _check_types("draft_lists", locals())
         raise
 
@@ -1305,7 +1308,7 @@ def map_slots(
             None if is_tensor else num_rows,
             pad_slot,
         )
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         _check_types("map_slots", locals())
         raise
 
@@ -1517,6 +1520,6 @@ def draft_step(
             pad_page,
             pad_seq_len,
         )
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         _check_types("draft_step", locals())
         raise

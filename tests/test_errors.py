@@ -191,6 +191,20 @@ def test_what_is_no_integer(operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
+def test_several_numbers(operation: str) -> None:
+    """Alone, so that they are compared with the default, which NumPy's arrays can't be."""
+    needed = {a.name for a in SCHEMA[operation] if a.required} | {"num_accepted"}
+    call = {k: v for k, v in full_calls.calls()[operation].items() if k in needed}
+    for argument in SCHEMA[operation]:
+        if argument.kind == "tensor" or argument.name == "num_rows_int":
+            continue
+        expected = "a bool" if argument.kind == "bool" else "an integer"
+        for several, got in ((np.zeros(2, int), "ndarray"), (torch.zeros(2).int(), "Tensor")):
+            wrong = call | {argument.name: several}
+            _refused(operation, wrong, argument.name, f"{expected}, got {got}$")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_torch_takes_for_a_number_is_not_blamed(operation: str) -> None:
     """Where another argument is wrong."""
     for argument in SCHEMA[operation]:
