@@ -111,7 +111,7 @@ class ThreadCta : public GridCta<ThreadCta<RowType>> {
 
   int32_t rank() const { return rank_; }
   int32_t size() const { return static_cast<int32_t>(shared_.tile.size()); }
-  int32_t lanes() const { return std::min(size(), 32); }
+  int32_t lanes() const { return size() < 256 ? 4 : 32; }  // few in small Ctas, which have few rows; else a GPU's
   template <class Begin>
   int32_t find_owner(int32_t n, int32_t x, Begin begin) const {
     return specmeta::find_owner(n, x, begin);

@@ -94,13 +94,14 @@ class LayoutWriter {
     const Part run = cut(window.page, window.page_end, cta.rank() / lanes, cta.size() / lanes);
     const auto page_begin = [&](int32_t k) { return tile[k].page_begin; };
     int32_t r = cta.find_owner(window.num_rows, static_cast<int32_t>(run.begin), page_begin);
+    const int32_t many = 2 * cta.lanes();  // rows that begin in kInFlight words
     uint32_t i = run.begin;
     SPECMETA_NO_UNROLL
     while (i < run.end) {
       const uint32_t at = i + cta.rank() % lanes;
       const uint32_t next = i + kInFlight * lanes;
       const uint32_t stop = next < run.end ? next : run.end;
-      if (r + kMany < window.num_rows && static_cast<uint32_t>(tile[r + kMany].page_begin) < stop) {
+      if (r + many < window.num_rows && static_cast<uint32_t>(tile[r + many].page_begin) < stop) {
         // So many rows that each thread had better search for its own: one word.
         if (at < run.end) {
           const LayoutRow& own = tile[find_owner(window.num_rows, static_cast<int32_t>(at), page_begin)];
@@ -228,7 +229,6 @@ class LayoutWriter {
 
  private:
   static constexpr int kInFlight = 8;  // words
-  static constexpr int kMany = 64;     // rows that begin in so many words
 
   SPECMETA_HD int32_t count_pages(int32_t length) const {
     return length > 0 ? pages_for(pages_, length) : out_.pad_seq_len;
