@@ -20,11 +20,11 @@ template <class RowType, bool kHasSteps>
 class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
  public:
   using Row = RowType;
-  using Scan = cub::WarpScan<int32_t>;
+  using Scan = cub::WarpScan<uint32_t>;
   static constexpr int kWarps = kTileRows / 32;
   struct Shared {
     typename Scan::TempStorage scan[kWarps];
-    int32_t totals[kWarps];
+    uint32_t totals[kWarps];
     unsigned long long sum;
     int32_t min;
     alignas(Row) unsigned char tile[kTileRows * sizeof(Row)];  // bytes: shared memory has no constructors
@@ -64,13 +64,13 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
   // takes 64 registers.
   __device__ int64_t exclusive_sum(int64_t x, int64_t& total) const {
     const unsigned thread = rank(), warp = thread / 32, lane = thread % 32;
-    int32_t in_warp;
-    Scan(shared_.scan[warp]).InclusiveSum(static_cast<int32_t>(x), in_warp);
+    uint32_t in_warp;
+    Scan(shared_.scan[warp]).InclusiveSum(static_cast<uint32_t>(x), in_warp);
     if (lane == 31) shared_.totals[warp] = in_warp;
     const bool is_wide = __syncthreads_or(x > INT32_MAX / kTileRows);  // 32 bits may be too few
-    const int32_t of_warp = lane * 32 < blockDim.x ? shared_.totals[lane] : 0;
+    const uint32_t of_warp = lane * 32 < blockDim.x ? shared_.totals[lane] : 0;
     total = __reduce_add_sync(0xffffffff, of_warp);
-    int64_t before = __reduce_add_sync(0xffffffff, lane < warp ? of_warp : 0) + in_warp - static_cast<int32_t>(x);
+    int64_t before = __reduce_add_sync(0xffffffff, lane < warp ? of_warp : 0) + in_warp - static_cast<uint32_t>(x);
     __syncthreads();                                                   // the totals are used again
     if (is_wide) {                                                     // so rare that it may take its time
       auto* const addends = reinterpret_cast<int64_t*>(shared_.tile);  // it's empty before rows are placed
@@ -88,7 +88,7 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
     return before;
   }
   __device__ int64_t sum(int64_t x) const {
-    if (threadIdx.x == 0) shared_.sum = 0;
+    if (rank() == 0) shared_.sum = 0;
     __syncthreads();
     if (x != 0) atomicAdd(&shared_.sum, static_cast<unsigned long long>(x));
     __syncthreads();
@@ -97,7 +97,7 @@ class BlockCta : public GridCta<BlockCta<RowType, kHasSteps>> {
     return total;
   }
   __device__ int32_t min(int32_t x) const {
-    if (threadIdx.x == 0) shared_.min = INT32_MAX;
+    if (rank() == 0) shared_.min = INT32_MAX;
     __syncthreads();
     if (x != INT32_MAX) atomicMin(&shared_.min, x);
     __syncthreads();

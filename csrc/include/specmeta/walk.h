@@ -169,7 +169,7 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
       if (at < static_cast<uint32_t>(batch)) {
         const auto first = static_cast<int32_t>(at);
         const uint32_t row_number = at + cta.rank();
-        const auto b = static_cast<int32_t>(row_number < INT32_MAX ? row_number : INT32_MAX);
+        const auto b = static_cast<int32_t>(row_number < INT32_MAX - 1 ? row_number : INT32_MAX - 1);
         const auto row = place(first, b);
         if (!places_all) {
           if (has_more && b < batch) store(cta.records() + b, row);
