@@ -26,7 +26,7 @@ SPECMETA_HD Move read_move(const AdvanceParams& p, int32_t b, const RowCheck& ch
   if (!check.alive) return move;
   pages = read_pages(p.pages, check.slot);
   const Fetched fetched_len = p.seq_lens.fetch(b);
-  const int64_t k = p.count_index ? p.count_index.get(b) : check.slot;
+  const int32_t k = p.count_index ? saturate32(p.count_index.get(b)) : check.slot;
   const bool has_count = k >= 0 && k < p.num_counts;
   const Fetched fetched_count = has_count && p.num_accepted ? p.num_accepted.fetch(k) : Fetched();
   const int64_t old_len = p.seq_lens.count(fetched_len);

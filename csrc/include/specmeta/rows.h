@@ -25,7 +25,7 @@ SPECMETA_HD int32_t live_rows(const Rows& rows) {
   return static_cast<int32_t>(clamp64(rows.num_rows ? load(rows.num_rows) : rows.num_rows_int, 0, rows.batch));
 }
 
-// The slot of a row that has passed check_slot().
+// The slot of row b as it stands there.
 SPECMETA_HD int32_t slot_of(const Ints& row_to_slot, int32_t b) {
   return row_to_slot ? saturate32(row_to_slot.get(b)) : b;
 }
@@ -34,10 +34,10 @@ SPECMETA_HD int32_t slot_of(const Ints& row_to_slot, int32_t b) {
 // whose slot doesn't exist are reported behind the last slot.
 SPECMETA_HD RowCheck check_slot(const Rows& rows, int32_t b, int32_t live) {
   RowCheck check;
-  const int64_t slot = rows.row_to_slot ? (b < rows.batch ? rows.row_to_slot.get(b) : -1) : b;
+  const int32_t slot = b < rows.batch ? slot_of(rows.row_to_slot, b) : -1;
   if (b >= live) return check;
   check.alive = slot >= 0 && (slot < rows.slots || rows.slots == kUnknownSize);
-  check.slot = check.alive ? saturate32(slot) : rows.slots;
+  check.slot = check.alive ? slot : rows.slots;
   if (!check.alive && slot != -1) check.faults |= kBadSlot;
   return check;
 }
