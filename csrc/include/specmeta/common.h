@@ -48,6 +48,9 @@ SPECMETA_HD int64_t max64(int64_t a, int64_t b) {
 SPECMETA_HD int32_t min32(int32_t a, int32_t b) {
   return a < b ? a : b;
 }
+SPECMETA_HD uint32_t min32(uint32_t a, uint32_t b) {
+  return a < b ? a : b;
+}
 SPECMETA_HD int32_t max32(int32_t a, int32_t b) {
   return a > b ? a : b;
 }
@@ -78,7 +81,8 @@ SPECMETA_HD void store(T* at, const T& x, [[maybe_unused]] int line = __builtin_
   *at = x;
 }
 
-// A tensor's address that was kept in a Cta's own memory: for all that a compiler knows, it might lead there, too.
+// An address in a tensor, where what it was made of was kept in a Cta's own memory: for all that a compiler knows, it
+// might lead there, too.
 template <class T>
 SPECMETA_HD const T* to_tensor(const T* at) {
 #if defined(__CUDA_ARCH__)

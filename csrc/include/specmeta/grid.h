@@ -67,7 +67,8 @@ class GridCta {
     return Self::Row::kIsRepeatable && !is_alone() && rows_.batch <= self().tile_rows();
   }
   SPECMETA_HD bool writes_rows() { return !is_replicated() || self().index() == 0; }
-  // By the last thread, whose warp has the fewest tokens: it alone waits, and not before is_last().
+  // By the last thread, whose warp has the fewest tokens: it waits here for what it releases, for the answer only in
+  // is_last().
   SPECMETA_HD uint64_t arrive() {
     return is_last_thread() ? self().release(workspace() + WorkspaceLayout::kCtasDone, 1) : 0;
   }

@@ -84,9 +84,9 @@ class LayoutWriter {
     }
   }
 
-  // In runs, each for threads that go on together, a page for each at a time: a word. The row at which they stand is
-  // the same for all; a thread whose page is a later row's looks ahead. Rows touch: where one's pages end, the next
-  // one's begin.
+  // In runs, each for threads that go on together, strip after strip: a page for each of them. The row at which they
+  // stand is the same for all; a thread whose page is a later row's looks ahead. Rows touch: where one's pages end, the
+  // next one's begin.
   template <class Cta>
   SPECMETA_HD void write_runs(Cta& cta, const Window& window) const {
     const LayoutRow* tile = cta.tile();
@@ -94,18 +94,17 @@ class LayoutWriter {
     const Part run = cut(window.page, window.page_end, cta.rank() / lanes, cta.size() / lanes);
     const auto page_begin = [&](int32_t k) { return tile[k].page_begin; };
     int32_t r = cta.find_owner(window.num_rows, static_cast<int32_t>(run.begin), page_begin);
-    const int32_t many = 2 * cta.lanes();  // rows that begin in kInFlight words
+    const int32_t many = 2 * cta.lanes();  // rows that begin in kInFlight strips
     uint32_t i = run.begin;
     SPECMETA_NO_UNROLL
     while (i < run.end) {
       const uint32_t at = i + cta.rank() % lanes;
-      const uint32_t next = i + kInFlight * lanes;
-      const uint32_t stop = next < run.end ? next : run.end;
+      const uint32_t stop = min32(i + kInFlight * lanes, run.end);
       if (r + many < window.num_rows && static_cast<uint32_t>(tile[r + many].page_begin) < stop) {
-        // So many rows that each thread had better search for its own: one word.
+        // So many rows that each thread had better search for its own: one strip.
         if (at < run.end) {
           const LayoutRow& own = tile[find_owner(window.num_rows, static_cast<int32_t>(at), page_begin)];
-          store(out_.kv_indices + at, own.seq_len > 0 ? load(to_tensor(own.ids) + at) : out_.pad_page);
+          store(out_.kv_indices + at, own.seq_len > 0 ? load(to_tensor(own.ids + at)) : out_.pad_page);
           replace_page(cta, window, at);
         }
         i += lanes;
@@ -117,17 +116,20 @@ class LayoutWriter {
       const int32_t* ids = tile[r].ids;
       int32_t seq_len = tile[r].seq_len;
       auto row_end = static_cast<uint32_t>(tile[r].page_end);
-      if (next <= row_end && seq_len > 0) {
+      if (stop <= row_end && seq_len > 0) {
         SPECMETA_UNROLL
-        for (uint32_t j = 0; j < kInFlight; ++j) page[j] = load(to_tensor(ids) + at + j * lanes);
+        for (uint32_t j = 0; j < kInFlight; ++j) {
+          page[j] = 0;
+          if (at + j * lanes < stop) page[j] = load(to_tensor(ids + at + j * lanes));
+        }
       } else {
         SPECMETA_UNROLL
         for (uint32_t j = 0; j < kInFlight; ++j) {
           const uint32_t k = at + j * lanes;
-          const uint32_t end = min32(i + (j + 1) * lanes, run.end);
+          const uint32_t end = min32(i + (j + 1) * lanes, stop);
           page[j] = out_.pad_page;
           if (row_end >= end) {
-            if (seq_len > 0 && k < end) page[j] = load(to_tensor(ids) + k);
+            if (seq_len > 0 && k < end) page[j] = load(to_tensor(ids + k));
             continue;
           }
           const int32_t* own_ids = ids;
@@ -143,26 +145,20 @@ class LayoutWriter {
             }
             row_end = static_cast<uint32_t>(tile[r].page_end);
           } while (row_end < end);
-          if (own_len > 0 && k < end) page[j] = load(to_tensor(own_ids) + k);
+          if (own_len > 0 && k < end) page[j] = load(to_tensor(own_ids + k));
         }
       }
       int32_t all_bits = 0;  // negative where an id is
       SPECMETA_UNROLL
-      for (int j = 0; j < kInFlight; ++j) all_bits |= page[j];
-      if (next <= run.end) {
-        SPECMETA_UNROLL
-        for (uint32_t j = 0; j < kInFlight; ++j) store(out_.kv_indices + at + j * lanes, page[j]);
-      } else {
-        SPECMETA_UNROLL
-        for (uint32_t j = 0; j < kInFlight; ++j) {
-          if (at + j * lanes < run.end) store(out_.kv_indices + at + j * lanes, page[j]);
-        }
+      for (uint32_t j = 0; j < kInFlight; ++j) {
+        if (at + j * lanes < stop) store(out_.kv_indices + at + j * lanes, page[j]);
+        all_bits |= page[j];
       }
       if (all_bits < 0) {
         SPECMETA_NO_UNROLL
         for (uint32_t k = at; k < stop; k += lanes) replace_page(cta, window, k);
       }
-      i = next;
+      i = stop;
     }
   }
 
@@ -191,7 +187,7 @@ class LayoutWriter {
       int32_t* to = table.row(first + r);
       copy_batched(
           part + lane, part + min32(kTablePart, table.width - static_cast<int32_t>(part)), group,
-          [&](uint32_t k) { return k < used ? load(to_tensor(ids) + (page_begin + k)) : out_.pad_page; },
+          [&](uint32_t k) { return k < used ? load(to_tensor(ids + (page_begin + k))) : out_.pad_page; },
           [&](uint32_t k, int32_t id) {
             if (id < 0 && k < used) {
               report_page(cta, first + r);
@@ -228,7 +224,7 @@ class LayoutWriter {
   }
 
  private:
-  static constexpr int kInFlight = 8;  // words
+  static constexpr int kInFlight = 8;  // strips
 
   SPECMETA_HD int32_t count_pages(int32_t length) const {
     return length > 0 ? pages_for(pages_, length) : out_.pad_seq_len;

@@ -34,7 +34,7 @@ class SlotWriter {
 
   // The page of a cache index inside the pages whose ids begin at `ids`.
   SPECMETA_HD int32_t load_page(const int32_t* ids, uint32_t index) const {
-    return slot_mapping_ ? load(to_tensor(ids) + page_size_.div(index)) : 0;
+    return slot_mapping_ ? load(to_tensor(ids + page_size_.div(index))) : 0;
   }
   // Token t of row b, which stands at that index in that page.
   template <class Cta>

@@ -120,7 +120,7 @@ SPECMETA_HD Part cut(int32_t begin, int32_t end, uint32_t k, uint32_t n) {
   if (begin >= end) return {first, first};
   const uint32_t front = first & ~(kAlign - 1);
   const uint32_t size = (((last - front - 1) >> floor_log2(n)) & ~(kAlign - 1)) + kAlign;
-  const uint32_t from = front + k * size;  // n is at most 1,024: no sum here wraps
+  const uint32_t from = front + k * size;  // n is at most kMaxBlocks: no sum here wraps
   if (from >= last) return {first, first};
   return {from > first ? from : first, from + size < last ? from + size : last};
 }

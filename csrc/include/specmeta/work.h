@@ -41,7 +41,7 @@ inline int64_t work(const DraftStepParams& p) {
   return work(p.rows, p.layout, p.position_ids || p.input_ids || p.layout.slot_mapping);
 }
 
-inline constexpr int32_t kMaxBlocks = 256;  // of more, a GPU runs few at a time
+inline constexpr int32_t kMaxBlocks = 256;  // a GPU has one to two hundred multiprocessors
 
 // How many threads a Cta has on a GPU: as many as there are rows, if it may.
 inline int32_t count_threads(int32_t rows) {
