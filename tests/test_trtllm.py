@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 import re
@@ -399,6 +400,27 @@ def test_a_spare_page_that_is_none(device: str) -> None:
     assert status.tolist() == [Status.BAD_PAGE, 0]
 
 
+def test_an_index_outside_the_table_is_reported(device: str) -> None:
+    """Beside what `status` holds from before; the row stays where it is."""
+    info = sequence_info(layout([4, 5], [1, 1], PAGES, 4), 4, device, spare=2)
+    new_lens, slots = ints(3).to(device), ints(1, 0).to(device)
+    status = ints(Status.BAD_PAGE, Status.BAD_PAGE).to(device)
+    trtllm.offset_with_new_lens_(info, new_lens, slots, status=status)
+    check(vars(info), layout([4, 7], [1, 1], PAGES, 4))
+    assert status.tolist() == [Status.BAD_PAGE | Status.BAD_SLOT, Status.BAD_PAGE]
+
+
+def test_a_length_below_the_tokens_is_reported(device: str) -> None:
+    """Beside what `status` holds from before; the row is emptied before the draft loop."""
+    info = sequence_info(layout([2, 5], [3, 2], PAGES, 4), 4, device)
+    status = ints(Status.BAD_PAGE, Status.BAD_PAGE).to(device)
+    trtllm.switch_to_generate_(info, status=status)
+    assert info.seq_len_with_cache.tolist() == [0, 5]
+    assert info.position_ids.tolist() == [0, 4, 0, 0, 0]
+    assert info.input_ids.tolist() == [0, 104, 0, 0, 0]
+    assert status.tolist() == [Status.BAD_PAGE | Status.UNDERFLOW, Status.BAD_PAGE]
+
+
 def test_a_wrong_tensor_is_refused() -> None:
     args = named_args(layout([4, 5], [1, 1], PAGES, 4))
     args["last_page_len"] = args["last_page_len"].long()
@@ -571,6 +593,28 @@ def test_a_count_that_cannot_be() -> None:
     assert status.tolist() == [Status.BAD_COUNT]
 
 
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_requests_past_the_live_ones_are_zeroed(device: str, as_tensor: bool) -> None:
+    """Nor is anything of theirs looked at: the last one's index is in no table."""
+    positions, kv_lens, status = (
+        x.to(device) for x in (ints(10, 11, 20, 21, 30, 31), ints(14, 24, 34), ints(0, 0, 0))
+    )
+    live = ints(2).to(device)
+    trtllm.offset_from_previous_(
+        positions,
+        kv_lens,
+        ints(1, 2).to(device),
+        ints(1, 0, 9).to(device),
+        cu_seqlens_q=ints(0, 2, 4, 6).to(device),
+        tokens_per_gen_step=2,
+        num_rows=live if as_tensor else 2,
+        status=status,
+    )
+    assert positions.tolist() == [12, 13, 21, 22, 0, 0]
+    assert kv_lens.tolist() == [14, 23, 0]
+    assert status.tolist() == [0, 0, 0]
+
+
 # --- Beside the originals in plain torch
 
 
@@ -643,8 +687,8 @@ def test_what_the_host_waits_for() -> None:
     assert operators_and_waits(lambda: x[0].item()) == (["aten::item"], 1)
 
 
-def steps() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """The original's way and ours, of the same batch."""
+def steps() -> dict[str, tuple[Callable[[], object], Callable[..., object]]]:
+    """The original's way and ours, which takes options, of the same batch."""
     values, increment = of_the_batch()
     contexts, new_lens = 2, ints(1, 1, 1, 2, 3, 4, 4, 2)
     rows = torch.arange(8)
@@ -668,38 +712,56 @@ def steps() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     return {
         "increment_position_ids": (
             lambda: original.increment_position_ids(args, increment, 16),
-            lambda: trtllm.increment_position_ids(new_args, increment, 16),
+            lambda **how: trtllm.increment_position_ids(new_args, increment, 16, **how),
         ),
         "build_cache_loc_from_full": (
             lambda: original.build_cache_loc(full, cu, used, 8),
-            lambda: trtllm.build_cache_loc_from_full(full, cu, used, 8, out=out),
+            lambda **how: trtllm.build_cache_loc_from_full(full, cu, used, 8, out=out, **how),
         ),
         "offset_pos_and_cache_": (
             lambda: original.offset_pos_and_cache_(theirs[0], increment),
-            lambda: trtllm.offset_pos_and_cache_(ours[0], increment),
+            lambda **how: trtllm.offset_pos_and_cache_(ours[0], increment, **how),
         ),
         "offset_with_new_lens_": (
             lambda: original.offset_with_new_lens_(theirs[1], new_lens, rows[2:], contexts),
-            lambda: trtllm.offset_with_new_lens_(ours[1], new_lens, gather_slot_idx),
+            lambda **how: trtllm.offset_with_new_lens_(ours[1], new_lens, gather_slot_idx, **how),
         ),
         "switch_to_generate_": (
             lambda: original.switch_to_generate_(theirs[2]),
-            lambda: trtllm.switch_to_generate_(ours[2]),
+            lambda **how: trtllm.switch_to_generate_(ours[2], **how),
         ),
         "offset_from_previous_": (
             lambda: original.offset_from_previous_(
                 positions, kv_lens, new_lens, rows[contexts:], 4, buffers
             ),
-            lambda: trtllm.offset_from_previous_(
+            lambda **how: trtllm.offset_from_previous_(
                 all_positions,
                 all_lens,
                 new_lens,
                 one_batch,
                 cu_seqlens_q=new_args["cu_seqlen"],
                 tokens_per_gen_step=4,
+                **how,
             ),
         ),
     }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in trtllm.__all__
+        if "workspace" in inspect.signature(getattr(trtllm, name)).parameters
+    ],
+)
+def test_a_workspace_reaches_the_operator(name: str) -> None:
+    call, workspace = steps()[name][1], specmeta.workspace(8)
+    call(workspace=workspace)
+    assert not workspace.any()
+    message = f"workspace: expected at least {len(workspace)} entries for B = 8, got "
+    with pytest.raises(RuntimeError, match=message):
+        call(workspace=specmeta.workspace(7))
 
 
 def test_one_launch_each_and_what_the_page_says() -> None:
