@@ -95,12 +95,13 @@ def _check_types(operator: str, given: dict[str, Any]) -> None:
             ) from None
 
 
-# What torch takes for one; several numbers are none.
+# Whether torch takes it for one: any number, but not several.
 def _is_bool(value: Any) -> bool:
     try:
-        return hasattr(value, "__bool__") and bool(value) in (False, True)
+        bool(value)
     except (RuntimeError, ValueError):
         return False
+    return hasattr(value, "__bool__")
 
 
 def _index(value: Any) -> int | None:
