@@ -163,15 +163,22 @@ def table(results: Sequence[Result], version: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--write", action="store_true", help="write the table to docs/kernels.md")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--write", action="store_true", help="write the table to docs/kernels.md")
+    group.add_argument("--blocks", type=int, help="only print, for launches of so many blocks")
     options = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory() as folder:
             library = device.build(Path(folder))
-            results = measure(device.Device(library, ARCHITECTURE, Path(folder, ARCHITECTURE)))
+            gpu = device.Device(library, ARCHITECTURE, Path(folder, ARCHITECTURE))
+            gpu.blocks = options.blocks
+            results = measure(gpu)
     except RuntimeError as error:
         sys.exit(f"kernel_work: {error}")
     made = table(results, kernel_table.nvcc_version(kernel_table.LIBRARY))
+    if options.blocks:
+        print(made, end="")
+        return 0
     wrong = kernel_table.document("work table", made, options.write)
     print("".join(f"{line}\n" for line in wrong), end="", file=sys.stderr)
     return int(bool(wrong))
