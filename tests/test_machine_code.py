@@ -243,6 +243,21 @@ def test_counts(load: kernel_work.Load, get_device: GetDevice) -> None:
     assert total / work.blocks <= work.most_instructions < total
 
 
+@pytest.mark.parametrize("operation", ["advance", "stage", "draft_step", "map_slots"])
+def test_without_a_list_contexts_cost_nothing(operation: str, get_device: GetDevice) -> None:
+    device = get_device("sm_90")
+    device.schedule = Schedule()
+    works = []
+    for context in (1_000, 128_040):  # their last tokens stand alike in the last page
+        call = kernel_work.calls(kernel_work.Load("", 32, context, context, 64))[operation]
+        call.pop("kv_indices", None)
+        device.operation(operation)(**call)
+        works.append(device.works[-1])
+    short, long = works
+    assert (short.blocks, short.instructions) == (long.blocks, long.instructions)
+    assert short.read_issued == long.read_issued
+
+
 @pytest.fixture(scope="module")
 def results(get_device: GetDevice) -> list[kernel_work.Result]:
     device = get_device(kernel_work.ARCHITECTURE)
