@@ -811,7 +811,7 @@ class BatchMetadata:
             raise ValueError(f"slots: a slot may stand in one row only, got {carried}")
         if len(carried) > rows or len(carried) != len(lens):
             raise ValueError(
-                f"slots, query_lens: expected at most {rows} of each, "
+                f"slots, query_lens: expected as many of each, at most {rows}, "
                 f"got {len(carried)} and {len(lens)}"
             )
         self.set_query_lens(lens)

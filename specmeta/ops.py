@@ -10,9 +10,10 @@ A wrong *value* is never obeyed and is reported in ``status``; a wrong *tensor* 
 device, layout, shared memory) raises ``RuntimeError`` with the argument, what was expected and what
 came, before anything is written. The rules are those of ``docs/contract.md``.
 
-The operators take the arguments of these functions, but for one: an operator has a type for each
-argument, so an integer ``num_rows`` is ``num_rows_int`` there. Writes are not seen by autograd: do
-not let an operation change token ids that a backward pass still needs.
+The operators take the arguments of these functions in another order: give them by name. One
+differs: an operator has a type for each argument, so an integer ``num_rows`` is ``num_rows_int``
+there. Writes are not seen by autograd: do not let an operation change token ids that a backward
+pass still needs.
 """
 
 from __future__ import annotations
