@@ -36,7 +36,6 @@ import os
 import queue
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,7 +144,6 @@ class CapturedCalls:
 _lock = threading.RLock()
 _observers: tuple[Observer, ...] = ()
 _taps: Any = None
-_kept: deque[Any] = deque(maxlen=1000)
 _thread: threading.Thread | None = None
 _events: queue.Queue[Callable[[], None]] = queue.Queue(_WAITING)
 _capturing: CapturedCalls | None = None
@@ -329,8 +327,6 @@ def _tap() -> Any:
                     kernel = torch.library.get_kernel(name, key)
                     tapped = _tapped(operator, arguments, kernel)
                     taps.impl(operator, tapped, key, with_keyset=True)
-                    # Another thread's call may still be on its way into it when it goes.
-                    _kept.append(torch.library.get_kernel(name, key))
     return taps
 
 

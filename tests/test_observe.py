@@ -112,32 +112,6 @@ def test_nothing_stays_behind() -> None:
     assert not observe.active()
 
 
-def test_observers_come_and_go_while_others_call() -> None:
-    """A call may be on its way into a kernel that is taken away."""
-    code = """
-import sys, threading, time, torch, specmeta
-from specmeta import observe
-sys.setswitchinterval(1e-5)
-lens, end = torch.zeros(1, dtype=torch.int32), time.monotonic() + 3
-def call():
-    while time.monotonic() < end:
-        torch.ops.specmeta.draft_step(lens, 4)
-threads = [threading.Thread(target=call) for _ in range(2)]
-for thread in threads:
-    thread.start()
-while time.monotonic() < end:
-    observer = observe.Observer()
-    observe.add(observer)
-    observe.remove(observer)
-for thread in threads:
-    thread.join()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_wrong_call_still_raises_and_is_not_shown() -> None:
     with seen() as observer, pytest.raises(RuntimeError, match="page_size"):
         specmeta.advance(lens(2), lens(33), page_size=0)
