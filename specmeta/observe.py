@@ -4,6 +4,8 @@ While somebody observes, each operator's kernel stands behind one that copies th
 and after the call; the copies go to a thread that shows them to the observers, in the order of the
 calls. So a call is seen whoever makes it: Python, ``torch.ops``, a compiled model, a replayed
 trace. While nobody does, the kernels stand alone, and a call costs what it always did.
+The first observer that comes, and the last one that goes, change torch's table of kernels, which
+has no lock against calls: let no other thread call an operator meanwhile, it could crash.
 
 On a GPU the copies are asynchronous, and the thread waits for them, not the caller. What a captured
 CUDA graph does is seen if it was captured while somebody observed: the copies are then part of the
