@@ -14,18 +14,7 @@ from tqdm import tqdm
 import specmeta
 from specmeta import cases, reference, testing
 
-OPERATIONS = (
-    "advance",
-    "stage",
-    "accept_greedy",
-    "accept_sampled",
-    "count_sampled",
-    "locate_sampled",
-    "keep_last",
-    "map_slots",
-    "draft_lists",
-    "draft_step",
-)
+OPERATIONS = reference.__all__
 DEFAULT_EXAMPLES = 2_000  # of each operation
 DEEP_EXAMPLES = 1_000_000  # of all together
 

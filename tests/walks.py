@@ -29,7 +29,7 @@ from specmeta._library import Argument
 from specmeta.cases import arguments_of
 from specmeta.testing import GUARD, GUARD_ELEMENTS, POISON, assert_equal, gap_of
 
-OPERATORS = tuple(reference.__all__)
+OPERATORS = reference.__all__
 HOST_STEPS = ("assign", "release", "change_pages", "rewind", "set_rows")
 ENGINE_STEPS = ("iterate", "overlap")
 WILD_STEPS = ("restage", "resize", "change_dtype", "change_stride")

@@ -19,18 +19,7 @@ import specmeta
 from bench.common import Step, takes_workspace
 from specmeta import reference, testing
 
-OPERATIONS = (
-    "advance",
-    "stage",
-    "accept_greedy",
-    "accept_sampled",
-    "count_sampled",
-    "locate_sampled",
-    "keep_last",
-    "map_slots",
-    "draft_lists",
-    "draft_step",
-)
+OPERATIONS = reference.__all__
 # Rows and page size: one block; the edges of a block's size and of a tile; several tiles.
 SIZES = ((1, 1), (3, 4), (33, 48), (256, 16), (257, 16), (1_024, 16), (1_025, 1), (2_500, 16))
 _PAGES, _DRAFTS, _VOCAB = 6, 4, 8
