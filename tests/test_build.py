@@ -53,3 +53,10 @@ def test_another_value_is_refused(tmp_path: Path, old_nvcc: Path) -> None:
     code, output = _configure(tmp_path / "build", "2", old_nvcc)
     assert code != 0
     assert "SPECMETA_CUDA is auto, 0 or 1, not 2" in output
+
+
+def test_torch_2_10_has_what_is_used_of_its_headers() -> None:
+    """The torch at hand is a newer one, whose headers have more."""
+    since_2_13 = "STABLE_TORCH_ERROR_CODE_CHECK"
+    for source in sorted((ROOT / "csrc/torch").iterdir()):
+        assert since_2_13 not in source.read_text(), source.name

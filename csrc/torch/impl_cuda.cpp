@@ -20,7 +20,7 @@ struct Cuda {
   static void run(const Params& params, int32_t device_index) {
     if (!aoti_torch_get_current_cuda_stream) throw std::runtime_error("specmeta: this torch was built without CUDA");
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index, &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index, &stream));
     const torch::stable::accelerator::DeviceGuard guard(device_index);
     check(specmeta::cuda::launch(params, static_cast<cudaStream_t>(stream)));
   }

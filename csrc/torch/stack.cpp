@@ -13,7 +13,7 @@ using torch::stable::detail::to;
 template <class Result>
 Result get(AOTITorchError (*function)(AtenTensorHandle, Result*), AtenTensorHandle tensor) {
   Result result{};
-  STABLE_TORCH_ERROR_CODE_CHECK(function(tensor, &result));
+  TORCH_ERROR_CODE_CHECK(function(tensor, &result));
   return result;
 }
 
