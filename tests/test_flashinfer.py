@@ -424,25 +424,25 @@ def test_attention_without_a_plan(
         ),
         (
             lambda w: setattr(w, "_paged_kv_indptr_buf", torch.zeros(4, dtype=torch.int32)),
-            "a kv_indptr of 5, got 4",
+            r"^wrapper: kv_indptr: expected shape \[5\], got \[4\]$",
         ),
         (
             lambda w: setattr(w, "_qo_indptr_buf", torch.zeros(6, dtype=torch.int32)),
-            "a cu_seqlens_q of 5, got 6",
+            r"cu_seqlens_q: expected shape \[5\], got \[6\]",
         ),
         (
             lambda w: setattr(
                 w, "_paged_kv_last_page_len_buf", torch.zeros(4, dtype=torch.int32, device="meta")
             ),
-            "last_page_len on cpu, got meta",
+            "last_page_len: expected device cpu, got meta",
         ),
         (
             lambda w: setattr(w, "_paged_kv_indices_buf", torch.zeros(42, dtype=torch.int32)[::2]),
-            r"kv_indices of one dimension, contiguous, got shape \[21\], strides \[2\]",
+            r"kv_indices: expected contiguous rows, got strides \(2,\)",
         ),
         (
             lambda w: setattr(w, "_paged_kv_last_page_len_buf", torch.zeros(4, 1).int()),
-            "last_page_len of one dimension",
+            r"last_page_len: expected shape \[4\], got \[4, 1\]",
         ),
     ],
 )
@@ -461,7 +461,7 @@ def test_bind_tells_devices_of_one_type_apart() -> None:
     with FakeTensorMode():  # needs no GPU
         batch.device, batch.seq_lens = torch.device("cuda"), torch.zeros(4, device="cuda:0")
         same, other = PlainWrapper(4, 21, "cuda:0"), PlainWrapper(4, 21, "cuda:1")
-        with pytest.raises(ValueError, match="kv_indptr on cuda:0, got cuda:1"):
+        with pytest.raises(ValueError, match="kv_indptr: expected device cuda:0, got cuda:1"):
             adapter.bind(batch, other)
         adapter.bind(batch, same)
     assert batch.kv_indptr is same._paged_kv_indptr_buf
