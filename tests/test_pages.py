@@ -6,18 +6,18 @@ import random
 
 import pytest
 
-from specmeta.serving.pages import OutOfPagesError, PageAllocator
+from specmeta.serving.pages import OutOfPagesError, PagePool
 
 
 def test_page_0_is_never_handed_out() -> None:
-    pages = PageAllocator(5)
+    pages = PagePool(5, page_size=4)
     assert sorted(pages.allocate(4)) == [1, 2, 3, 4]
     assert pages.num_free == 0
     assert pages.allocate(0) == []
 
 
 def test_too_few_pages_takes_none() -> None:
-    pages = PageAllocator(4)
+    pages = PagePool(4, page_size=4)
     with pytest.raises(OutOfPagesError, match="4 pages asked for, 3 of 3 are free"):
         pages.allocate(4)
     assert pages.num_free == 3
@@ -34,7 +34,7 @@ def test_too_few_pages_takes_none() -> None:
     ],
 )
 def test_wrong_pages_are_not_taken_back(freed: list[int], message: str) -> None:
-    pages = PageAllocator(5)
+    pages = PagePool(5, page_size=4)
     pages.allocate(3)
     with pytest.raises(ValueError, match=message):
         pages.free([2, *freed])
@@ -44,7 +44,7 @@ def test_wrong_pages_are_not_taken_back(freed: list[int], message: str) -> None:
 
 
 def test_double_free() -> None:
-    pages = PageAllocator(5)
+    pages = PagePool(5, page_size=4)
     owned = pages.allocate(2)
     pages.free(owned)
     with pytest.raises(ValueError, match="free already"):
@@ -54,14 +54,16 @@ def test_double_free() -> None:
 @pytest.mark.parametrize("num_pages", [0, -1])
 def test_no_pages(num_pages: int) -> None:
     with pytest.raises(ValueError, match="num_pages"):
-        PageAllocator(num_pages)
+        PagePool(num_pages, page_size=4)
+    with pytest.raises(ValueError, match="page_size"):
+        PagePool(1, page_size=num_pages)
     with pytest.raises(ValueError, match="count"):
-        PageAllocator(1).allocate(-1)
+        PagePool(1, page_size=4).allocate(-1)
 
 
 def test_random_use_never_hands_a_page_out_twice() -> None:
     rng = random.Random(0)
-    pages, owned = PageAllocator(20), []
+    pages, owned = PagePool(20, page_size=4), []
     for _ in range(2000):
         if owned and rng.random() < 0.5:
             pages.free(owned.pop(rng.randrange(len(owned))))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["OutOfPagesError", "PageAllocator", "PagePool"]
+__all__ = ["OutOfPagesError", "PagePool"]
 
 
 class OutOfPagesError(RuntimeError):
     """More pages were asked for than are free."""
 
 
-class PageAllocator:
+class PagePool:
     """A free list of the pages of a cache. Page 0 is reserved for padding, and never handed out.
 
     It hands out *allocated* pages. Which of them are used, and by which tokens, the device alone
@@ -21,10 +21,12 @@ class PageAllocator:
     ----------
     num_pages : int
         Number of pages, page 0 included; at least 1.
+    page_size : int
+        Tokens a page, at least 1.
 
     Examples
     --------
-    >>> pages = PageAllocator(4)
+    >>> pages = PagePool(4, page_size=16)
     >>> pages.allocate(2)
     [1, 2]
     >>> pages.free([1])
@@ -32,10 +34,13 @@ class PageAllocator:
     2
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1:
             raise ValueError(f"num_pages: expected at least 1, got {num_pages}")
+        if page_size < 1:
+            raise ValueError(f"page_size: expected at least 1, got {page_size}")
         self.num_pages = num_pages
+        self.page_size = page_size
         # A stack with the lowest page on top.
         self._free = list(range(num_pages - 1, 0, -1))
         self._is_free = [False] + [True] * (num_pages - 1)
@@ -84,24 +89,6 @@ class PageAllocator:
         for page in pages:
             self._is_free[page] = True
         self._free.extend(reversed(pages))
-
-
-class PagePool(PageAllocator):
-    """The pages of a cache, and how many tokens each holds.
-
-    Parameters
-    ----------
-    num_pages : int
-        Number of pages, page 0 included; at least 1.
-    page_size : int
-        Tokens a page, at least 1.
-    """
-
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        super().__init__(num_pages)
-        if page_size < 1:
-            raise ValueError(f"page_size: expected at least 1, got {page_size}")
-        self.page_size = page_size
 
     def pages_for(self, num_tokens: int) -> int:
         """Return how many pages hold `num_tokens` tokens."""
