@@ -17,6 +17,7 @@ from specmeta.graph import Captured
 from specmeta.models.eagle3 import Eagle3Head
 from specmeta.serving.attention import ATTENTION_NAME
 from specmeta.serving.one_model import OneModelStep
+from specmeta.serving.request import SamplingParams
 from specmeta.serving.step import Shape, Step
 from specmeta.serving.two_model import TwoModelStep
 from specmeta.status import Status
@@ -138,7 +139,8 @@ def drive(
                     pages = draw.sample(range(first, first + b.max_pages), b.max_pages)
                     b.assign(slots[i], prompt, pages)
             if i in sampled:
-                step.sampling.set(slots[i], temperature=1.0, top_p=0.9, seed=40 + i)
+                params = SamplingParams(temperature=1.0, top_p=0.9, seed=40 + i)
+                step.sampling.set(slots[i], params)
         live = [
             i
             for i, arrival in enumerate(ARRIVALS[: len(prompts)])

@@ -412,15 +412,9 @@ class Engine:
 
     def _prepare(self, plan: Plan) -> None:
         for seat in plan.admitted:
-            params = seat.request.params
             for index, (batch, pages) in enumerate(zip(self._batches, seat.pages, strict=True)):
                 batch.assign(seat.slot, [] if index else seat.tokens, pages)
-            self._step.sampling.set(
-                seat.slot,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                seed=params.seed,
-            )
+            self._step.sampling.set(seat.slot, seat.request.params)
         for seat, index, keep in plan.dropped:
             self._batches[index].drop_pages(seat.slot, keep)
         for seat, index, pages in plan.added:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specmeta.batch import BatchMetadata
-from specmeta.serving.request import check_integer
+from specmeta.serving.request import SamplingParams, check_integer
 
 __all__ = ["SamplingState", "sample", "sample_places", "uniform", "verified_places"]
 
@@ -50,34 +50,24 @@ class SamplingState:
         self.top_p = torch.ones(max_slots, device=device)
         self.seed = torch.zeros(max_slots, dtype=torch.int64, device=device)
 
-    def set(self, slot: int, *, temperature: float, top_p: float, seed: int) -> None:
+    def set(self, slot: int, params: SamplingParams) -> None:
         """Say how a slot's tokens are chosen, in the order of the current stream.
 
         Parameters
         ----------
         slot : int
-        temperature : float
-            At least 0.
-        top_p : float
-            More than 0, at most 1.
-        seed : int
-            Any of 64 bits.
+        params : SamplingParams
 
         Raises
         ------
         ValueError
-            One is out of range, or no integer; nothing has been changed then.
+            There is no such slot.
         """
         slot = check_integer("slot", slot, 0, len(self.seed) - 1)
-        seed = check_integer("seed", seed, -(2**63), 2**63 - 1)
-        if not 0 <= temperature < float("inf"):
-            raise ValueError(f"temperature: expected at least 0, got {temperature}")
-        if not 0 < top_p <= 1:
-            raise ValueError(f"top_p: expected more than 0 and at most 1, got {top_p}")
         # Of what float32 can't hold, the nearest: the text is the same.
-        self.temperature[slot].fill_(min(temperature, _FLOAT32.max))
-        self.top_p[slot].fill_(max(top_p, _FLOAT32.tiny))
-        self.seed[slot].fill_(seed)
+        self.temperature[slot].fill_(min(params.temperature, _FLOAT32.max))
+        self.top_p[slot].fill_(max(params.top_p, _FLOAT32.tiny))
+        self.seed[slot].fill_(params.seed)
 
 
 def _signed(value: int) -> int:
