@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +32,7 @@ __all__ = [
     "format_rate",
     "load_model",
     "make_engine",
+    "print_figures",
     "progress_bar",
     "recording",
     "set_up",
@@ -243,6 +244,19 @@ def progress_bar() -> Iterator[Progress]:
     finally:
         ended.set()
         thread.join()
+
+
+def print_figures(figures: Iterable[tuple[str, str]]) -> None:
+    """Print a table of names and what stands behind each."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in figures:
+        table.add_row(name, value)
+    Console().print(table)
 
 
 def format_place(device: str, dtype: str, threads: int) -> str:

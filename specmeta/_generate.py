@@ -16,6 +16,7 @@ from specmeta._command import (
     format_place,
     format_rate,
     load_model,
+    print_figures,
     recording,
     set_up,
 )
@@ -187,26 +188,20 @@ def _report(
 
 
 def _print_table(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     pairs = list(zip(report["accepted"], report["drafted"], strict=True))
     rates = " ".join(f"{a / d:.1%}" if d else "-" for a, d in pairs)
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in (
-        ("model", report["model"]),
-        ("run on", format_place(report["device"], report["dtype"], report["threads"])),
-        ("drafts a pass", str(report["num_drafts"])),
-        ("tokens", str(report["tokens"])),
-        ("target passes", str(report["target_passes"])),
-        ("tokens a pass", f"{report['tokens_per_pass']:.2f}"),
-        ("acceptance", format_rate(sum(a for a, _ in pairs), sum(d for _, d in pairs))),
-        ("acceptance by position", rates or "-"),
-        ("tokens/s with speculation", f"{report['tokens_per_second']:.1f}"),
-        ("tokens/s without", f"{report['tokens_per_second_without_speculation']:.1f}"),
-        ("identical to plain greedy decoding", "yes" if report["identical"] else "no"),
-    ):
-        table.add_row(name, value)
-    Console().print(table)
+    print_figures(
+        [
+            ("model", report["model"]),
+            ("run on", format_place(report["device"], report["dtype"], report["threads"])),
+            ("drafts a pass", str(report["num_drafts"])),
+            ("tokens", str(report["tokens"])),
+            ("target passes", str(report["target_passes"])),
+            ("tokens a pass", f"{report['tokens_per_pass']:.2f}"),
+            ("acceptance", format_rate(sum(a for a, _ in pairs), sum(d for _, d in pairs))),
+            ("acceptance by position", rates or "-"),
+            ("tokens/s with speculation", f"{report['tokens_per_second']:.1f}"),
+            ("tokens/s without", f"{report['tokens_per_second_without_speculation']:.1f}"),
+            ("identical to plain greedy decoding", "yes" if report["identical"] else "no"),
+        ]
+    )

@@ -35,6 +35,7 @@ from specmeta._command import (
     format_rate,
     load_model,
     make_engine,
+    print_figures,
     progress_bar,
     set_up,
 )
@@ -466,28 +467,22 @@ def _drafter(args: argparse.Namespace) -> str:
 
 
 def _print_table(args: argparse.Namespace, evaluation: Evaluation) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     test, stats = evaluation.test, evaluation.stats
     source = "plain greedy decoding" if args.reference is None else "given"
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in (
-        ("model", args.model),
-        ("run on", format_place(args.device, args.dtype, args.threads)),
-        ("lines", str(test.num_lines)),
-        ("drafter", _drafter(args)),
-        ("drafts a pass", str(args.num_drafts)),
-        ("tokens a pass", f"{stats.tokens_per_pass:.2f}"),
-        ("acceptance", format_rate(sum(stats.accepted), sum(stats.drafted))),
-        ("alpha, beta, sigma", f"{test.alpha:.2f}, {test.beta:.2f}, {test.sigma:.0f}"),
-        (f"reference ({source})", f"{test.reference:.3f}"),
-        ("theta", f"{test.theta:.3f}"),
-        ("threshold", f"{test.threshold:.3f}"),
-        ("accuracy", f"{evaluation.accuracy:.3f}"),
-        ("passed", "yes" if evaluation.passed else "no"),
-    ):
-        table.add_row(name, value)
-    Console().print(table)
+    print_figures(
+        [
+            ("model", args.model),
+            ("run on", format_place(args.device, args.dtype, args.threads)),
+            ("lines", str(test.num_lines)),
+            ("drafter", _drafter(args)),
+            ("drafts a pass", str(args.num_drafts)),
+            ("tokens a pass", f"{stats.tokens_per_pass:.2f}"),
+            ("acceptance", format_rate(sum(stats.accepted), sum(stats.drafted))),
+            ("alpha, beta, sigma", f"{test.alpha:.2f}, {test.beta:.2f}, {test.sigma:.0f}"),
+            (f"reference ({source})", f"{test.reference:.3f}"),
+            ("theta", f"{test.theta:.3f}"),
+            ("threshold", f"{test.threshold:.3f}"),
+            ("accuracy", f"{evaluation.accuracy:.3f}"),
+            ("passed", "yes" if evaluation.passed else "no"),
+        ]
+    )

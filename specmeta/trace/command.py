@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specmeta._command import Parser
+from specmeta._command import Parser, print_figures
 from specmeta._environment import EXTRAS, how_to_install
 
 if TYPE_CHECKING:
@@ -93,19 +93,12 @@ def _save(trace: Trace, path: Path) -> None:
 
 def _print_summary(trace: Trace) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from specmeta.trace.totals import describe
 
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in describe(trace):
-        table.add_row(name, value)
-    console = Console()
-    console.print(table)
+    print_figures(describe(trace))
     if trace.note:
-        console.print(f"Note: {trace.note}.")
+        Console().print(f"Note: {trace.note}.")
 
 
 def _print_differences(traces: list[Trace], differences: list[Difference]) -> None:
