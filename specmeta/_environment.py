@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EXTRAS", "find_device", "how_to_install", "os_reason"]
+__all__ = ["EXTRAS", "check_device", "find_device", "how_to_install", "os_reason"]
 
 # By extra of the package: what it adds. What runs a model needs "generate" as well.
 EXTRAS = {
@@ -22,6 +22,16 @@ EXTRAS = {
 def how_to_install(extra: str) -> str:
     """Return the command that adds an extra to the installed package."""
     return f"pip install 'specmeta[{extra}]'"
+
+
+def check_device(device: Any) -> torch.device:
+    """Return what torch takes for a device; raise ValueError for anything else."""
+    import torch
+
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: expected a torch.device or its name, got {device!r}") from error
 
 
 def find_device(name: str) -> torch.device:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from specmeta import observe, ops
-from specmeta._integers import check_integers
+from specmeta._environment import check_device
+from specmeta._integers import check_integer, check_integers
 from specmeta.graph import check_host
 from specmeta.serving.ring import UploadRing
 
@@ -107,7 +108,7 @@ class BatchMetadata:
         L, token ids a slot. Default: ``max_seq_len + max_draft_len + 1``, so that pages end before
         the ledger does.
     kv_capacity : int, optional
-        Entries of ``kv_indices``. Default: ``max_rows * max_pages``.
+        Entries of ``kv_indices``, where they are written. Default: ``max_rows * max_pages``.
     with_kv_indices, with_block_table : bool
         Which lists of pages are written. Attention reads one of them: leave the other out.
     device : torch.device or str
@@ -117,9 +118,10 @@ class BatchMetadata:
     pad_page, pad_slot, pad_token, pad_seq_len : int
         As in :func:`specmeta.stage`.
     ledger : BatchMetadata, optional
-        The target's batch, for a drafter that has pages of its own. ``tokens``, ``known_lens``,
-        ``num_drafts``, ``row_to_slot`` and ``num_rows`` are then the target's own, and
-        :meth:`stage` continues where the draft's cache ends, as far as the target has committed.
+        The target's batch, for a drafter that has pages of its own, and as many rows and slots.
+        ``tokens``, ``known_lens``, ``num_drafts``, ``row_to_slot`` and ``num_rows`` are then the
+        target's own, and :meth:`stage` continues where the draft's cache ends, as far as the target
+        has committed.
     eagle : bool
         Whether that drafter is an Eagle head, not a draft model. It reads the target's tokens
         shifted by one, as far as the target has committed them: there it has hidden states, at
@@ -153,7 +155,8 @@ class BatchMetadata:
     Raises
     ------
     ValueError
-        A size is no integer or out of range, or does not fit the ledger's.
+        A size is no integer or out of range, or does not fit the ledger's; another argument
+        cannot be what it stands for.
 
     Examples
     --------
@@ -194,22 +197,25 @@ class BatchMetadata:
         ledger: BatchMetadata | None = None,
         eagle: bool = False,
     ) -> None:
-        for name, size, low in (
-            ("max_rows", max_rows, 0),
-            ("max_slots", max_slots, 0),
-            ("max_tokens", max_tokens, 0),
-            ("max_pages", max_pages, 0),
-            ("page_size", page_size, 1),
-            ("max_seq_len", max_seq_len, 1),
-            ("max_draft_len", max_draft_len, 0),
-            ("pad_page", pad_page, -(2**31)),
-            ("pad_token", pad_token, -(2**31)),
-            ("ledger_len", 0 if ledger_len is None else ledger_len, 0),
-            ("kv_capacity", 0 if kv_capacity is None else kv_capacity, 0),
-        ):
-            check_integers(name, [size], low=low)
-        check_integers("pad_slot", [pad_slot], low=-(2**63), high=2**63 - 1)
-        check_integers("pad_seq_len", [pad_seq_len], low=0, high=1)
+        max_rows = check_integer("max_rows", max_rows, low=0)
+        max_slots = check_integer("max_slots", max_slots, low=0)
+        max_tokens = check_integer("max_tokens", max_tokens, low=0)
+        max_pages = check_integer("max_pages", max_pages, low=0)
+        page_size = check_integer("page_size", page_size, low=1)
+        max_seq_len = check_integer("max_seq_len", max_seq_len, low=1)
+        max_draft_len = check_integer("max_draft_len", max_draft_len, low=0)
+        pad_page = check_integer("pad_page", pad_page, low=-(2**31))
+        pad_token = check_integer("pad_token", pad_token, low=-(2**31))
+        pad_slot = check_integer("pad_slot", pad_slot, low=-(2**63), high=2**63 - 1)
+        pad_seq_len = check_integer("pad_seq_len", pad_seq_len, low=0, high=1)
+        if ledger_len is not None:
+            ledger_len = check_integer("ledger_len", ledger_len, low=0)
+        if kv_capacity is not None:
+            kv_capacity = check_integer("kv_capacity", kv_capacity, low=0)
+            if not with_kv_indices:
+                raise ValueError(
+                    f"kv_capacity: expected none with with_kv_indices=False, got {kv_capacity}"
+                )
         if index_dtype not in (torch.int32, torch.int64):
             raise ValueError(f"index_dtype: expected int32 or int64, got {index_dtype}")
         if eagle and ledger is None:
@@ -217,9 +223,15 @@ class BatchMetadata:
         if ledger is not None:
             if not isinstance(ledger, BatchMetadata):
                 raise ValueError(f"ledger: expected a BatchMetadata, got {ledger!r}")
+            if ledger._target is not None:
+                raise ValueError("ledger: expected a target's batch, got a drafter's")
             if max_slots != ledger.max_slots:
                 raise ValueError(
                     f"max_slots: expected the ledger's {ledger.max_slots}, got {max_slots}"
+                )
+            if max_rows != ledger.max_rows:
+                raise ValueError(
+                    f"max_rows: expected the ledger's {ledger.max_rows}, got {max_rows}"
                 )
             # The target would take those behind its own for tokens that are certain.
             if max_draft_len > ledger.max_draft_len:
@@ -229,8 +241,13 @@ class BatchMetadata:
                 )
             if ledger_len is not None:
                 raise ValueError(f"ledger_len: expected none beside a ledger, got {ledger_len}")
-        self.device = torch.device(device)
-        self.max_rows = max_rows
+        self.device = check_device(device)
+        if ledger is not None:
+            # With an index, where `device` is "cuda".
+            expected, got = ledger.seq_lens.device, torch.empty(0, device=self.device).device
+            if got != expected:
+                raise ValueError(f"device: expected the ledger's {expected}, got {got}")
+        self.max_rows: int = max_rows
         self.max_slots: int = max_slots
         self.max_tokens = max_tokens
         self.max_pages = max_pages
@@ -239,7 +256,7 @@ class BatchMetadata:
         self.max_draft_len: int = max_draft_len
         self._pads = {"pad_page": pad_page, "pad_slot": pad_slot, "pad_seq_len": pad_seq_len}
         self._pad_token = pad_token
-        self._target = ledger
+        self._target: BatchMetadata | None = ledger
         self._eagle = eagle
         self._views: dict[int, BatchMetadata] = {}
         # As the host gave them; None: nobody has the slot.
@@ -252,7 +269,7 @@ class BatchMetadata:
 
         rows, slots, tokens = max_rows, max_slots, max_tokens
         self.query_lens = buffer(rows)
-        self.seq_lens = buffer(rows)
+        self.seq_lens: Tensor = buffer(rows)
         self.cached_lens = buffer(rows)
         self.padded_seq_lens = buffer(rows)
         self.pages_per_seq = buffer(rows)
@@ -321,7 +338,7 @@ class BatchMetadata:
         BatchMetadata
             The same object for the same count.
         """
-        count = check_integers("count", [count], low=0, high=self.max_rows)[0]
+        count = check_integer("count", count, low=0, high=self.max_rows)
         if count == self.max_rows:
             return self
         if count not in self._views:
@@ -460,7 +477,7 @@ class BatchMetadata:
     def _num_tokens(self, num_tokens: int | None) -> int:
         if num_tokens is None:
             return self.max_tokens
-        return check_integers("num_tokens", [num_tokens], low=0, high=self.max_tokens)[0]
+        return check_integer("num_tokens", num_tokens, low=0, high=self.max_tokens)
 
     def _accept(self, n: int) -> dict[str, Any]:
         return {
@@ -554,7 +571,7 @@ class BatchMetadata:
         ValueError
             The batch has no draft of that index.
         """
-        index = check_integers("index", [index], low=0)[0]
+        index = check_integer("index", index, low=0)
         if index >= self.max_draft_len:
             raise ValueError(
                 f"index: expected less than max_draft_len {self.max_draft_len}, got {index}"
@@ -637,7 +654,7 @@ class BatchMetadata:
     # The host's part. Everything is checked before anything is written.
 
     def _check_slot(self, slot: int) -> int:
-        return check_integers("slot", [slot], low=0, high=self.max_slots - 1)[0]
+        return check_integer("slot", slot, low=0, high=self.max_slots - 1)
 
     def _held_pages(self, slot: int) -> list[int]:
         held = self._pages_of[slot]
@@ -747,7 +764,7 @@ class BatchMetadata:
         """
         slot = self._check_slot(slot)
         held = self._held_pages(slot)
-        keep = check_integers("keep", [keep], low=0, high=len(held))[0]
+        keep = check_integer("keep", keep, low=0, high=len(held))
         dropped = held[keep:]
         del held[keep:]
         self._give_back(dropped)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import operator
 from collections.abc import Callable
 from numbers import Integral
 from pathlib import Path
@@ -22,6 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from specmeta import _schema
+from specmeta._integers import check_integer, to_integer
 
 try:
     from specmeta import _raw
@@ -94,11 +94,10 @@ def _fail(argument: _schema.Argument, expected: str, got: str) -> NoReturn:
 
 
 def _integer(argument: _schema.Argument, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        if argument.kind == "bool" and _kind(value) in ("numpy.bool", "numpy.bool_"):
-            return int(value)
+    if argument.kind == "bool" and _kind(value) in ("bool", "numpy.bool", "numpy.bool_"):
+        return int(value)
+    number = to_integer(value)
+    if number is None:
         _fail(argument, f"a{'n integer' if argument.kind == 'int' else ' bool'}", _kind(value))
     if not -(2**63) <= number < 2**63:
         _fail(argument, f"an integer in [{argument.low}, {argument.high}]", str(number))
@@ -211,12 +210,10 @@ def workspace(rows: int, *, num_steps: int = 1, xp: ModuleType) -> Any:
     Raises
     ------
     ValueError
-        `rows` or `num_steps` is negative or too large.
+        `rows` or `num_steps` is no integer, negative or too large.
     """
-    if not 0 <= rows < 2**31 - 1:
-        raise ValueError(f"rows: expected 0 to {2**31 - 2}, got {rows}")
-    if not 1 <= num_steps < 2**16:
-        raise ValueError(f"num_steps: expected 1 to {2**16 - 1}, got {num_steps}")
+    rows = check_integer("rows", rows, low=0, high=2**31 - 2)
+    num_steps = check_integer("num_steps", num_steps, low=1, high=2**16 - 1)
     words = _raw.workspace_words(rows, num_steps)
     # It begins on a boundary of 32 bytes, which NumPy doesn't promise.
     memory = xp.zeros(words + 3, dtype=xp.int64)

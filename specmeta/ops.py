@@ -18,7 +18,6 @@ pass still needs.
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any
 
 import torch
@@ -26,6 +25,8 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from specmeta import _fakes, _library
+from specmeta._environment import check_device
+from specmeta._integers import check_integer, to_integer
 
 _library.load()
 _fakes.register()
@@ -60,6 +61,13 @@ _map_slots = torch.ops.specmeta.map_slots.default._op
 _draft_step = torch.ops.specmeta.draft_step.default._op
 
 
+# Torch would take a tensor of one element for an integer, of floats even: what is of another type
+# than these is looked at. Defaults are told by identity, which Python gives to small integers: that
+# is quicker than to compare them, and takes nothing else for them.
+_PLAIN = frozenset({int, type(None)})
+_ZERO, _NO_SLOT = 0, -1
+
+
 def _check_types(operator: str, given: dict[str, Any]) -> None:
     """Name the argument that torch can't pass on; its own error is the whole schema.
 
@@ -82,7 +90,7 @@ def _check_types(operator: str, given: dict[str, Any]) -> None:
         elif argument.kind == "bool":
             is_right, expected = _is_bool(value), "a bool"
         else:
-            number = _index(value)
+            number = value if isinstance(value, torch.SymInt) else to_integer(value)
             is_right, expected = number is not None, "an integer"
             if argument.name == "num_rows_int":
                 expected = "a tensor or an integer"
@@ -96,20 +104,10 @@ def _check_types(operator: str, given: dict[str, Any]) -> None:
             ) from None
 
 
-# Whether torch takes it for one: any number, but not several.
+# Any number, as torch takes them; but no tensor, as with integers.
 def _is_bool(value: Any) -> bool:
-    try:
-        bool(value)
-    except (RuntimeError, ValueError):
-        return False
-    return hasattr(value, "__bool__")
-
-
-def _index(value: Any) -> int | None:
-    try:
-        return index(value)
-    except (RuntimeError, TypeError):
-        return None
+    is_array = hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+    return hasattr(value, "__bool__") and value is not None and not is_array
 
 
 def workspace(rows: int, *, num_steps: int = 1, device: torch.device | str = "cpu") -> Tensor:
@@ -135,13 +133,12 @@ def workspace(rows: int, *, num_steps: int = 1, device: torch.device | str = "cp
     Raises
     ------
     ValueError
-        `rows` or `num_steps` is negative or too large.
+        `rows` or `num_steps` is no integer, negative or too large, or `device` is none.
     """
-    if not 0 <= rows < 2**31 - 1:
-        raise ValueError(f"rows: expected 0 to {2**31 - 2}, got {rows}")
-    if not 1 <= num_steps < 2**16:
-        raise ValueError(f"num_steps: expected 1 to {2**16 - 1}, got {num_steps}")
-    return torch.zeros(_library.workspace_words(rows, num_steps), dtype=torch.int64, device=device)
+    rows = check_integer("rows", rows, low=0, high=2**31 - 2)
+    num_steps = check_integer("num_steps", num_steps, low=1, high=2**16 - 1)
+    words = _library.workspace_words(rows, num_steps)
+    return torch.zeros(words, dtype=torch.int64, device=check_device(device))
 
 
 def advance(
@@ -301,6 +298,8 @@ def advance(
         if (
             not is_dynamo_compiling()
             and is_tensor
+            and type(page_size) is int
+            and (max_seq_len is None or type(max_seq_len) is int)
             and max_accepted is None
             and alloc_pages
             is alloc_indptr
@@ -309,12 +308,26 @@ def advance(
             is position_ids_out
             is use_initial_states
             is None
-            and seq_len_bias == position_bias == pad_page == pad_seq_len == 0
-            and pad_slot == -1
+            and seq_len_bias is position_bias is pad_page is pad_seq_len is _ZERO
+            and pad_slot is _NO_SLOT
         ):
             _advance(*common)
             return
-        call = torch.ops.specmeta.advance.default if is_dynamo_compiling() else _advance
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (
+            number,
+            page_size,
+            max_seq_len,
+            max_accepted,
+            seq_len_bias,
+            position_bias,
+            pad_page,
+            pad_slot,
+            pad_seq_len,
+        )
+        if not compiling and not _PLAIN.issuperset(map(type, numbers)):
+            _check_types("advance", locals())
+        call = torch.ops.specmeta.advance.default if compiling else _advance
         call(
             *common,
             alloc_pages,
@@ -324,7 +337,7 @@ def advance(
             seq_lens_out,
             position_ids_out,
             use_initial_states,
-            None if is_tensor else num_rows,
+            number,
             seq_len_bias,
             position_bias,
             pad_slot,
@@ -504,19 +517,25 @@ def stage(
         if (
             not is_dynamo_compiling()
             and is_tensor
+            and type(page_size) is int
+            and (max_seq_len is None or type(max_seq_len) is int)
             and alloc_pages is alloc_indptr is use_initial_states is None
-            and pad_token == pad_page == pad_seq_len == 0
-            and pad_slot == -1
+            and pad_token is pad_page is pad_seq_len is _ZERO
+            and pad_slot is _NO_SLOT
         ):
             _stage(*common)
             return
-        call = torch.ops.specmeta.stage.default if is_dynamo_compiling() else _stage
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (number, page_size, max_seq_len, pad_page, pad_slot, pad_token, pad_seq_len)
+        if not compiling and not _PLAIN.issuperset(map(type, numbers)):
+            _check_types("stage", locals())
+        call = torch.ops.specmeta.stage.default if compiling else _stage
         call(
             *common,
             alloc_pages,
             alloc_indptr,
             use_initial_states,
-            None if is_tensor else num_rows,
+            number,
             pad_token,
             pad_slot,
             pad_page,
@@ -660,16 +679,20 @@ def accept_greedy(
             not is_dynamo_compiling()
             and is_tensor
             and num_sampled is seq_lens_out is None
-            and pad_token == 0
+            and pad_token is _ZERO
         ):
             _accept_greedy(*common)
             return
-        call = torch.ops.specmeta.accept_greedy.default if is_dynamo_compiling() else _accept_greedy
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (number, pad_token)
+        if not compiling and not _PLAIN.issuperset(map(type, numbers)):
+            _check_types("accept_greedy", locals())
+        call = torch.ops.specmeta.accept_greedy.default if compiling else _accept_greedy
         call(
             *common,
             num_sampled,
             seq_lens_out,
-            None if is_tensor else num_rows,
+            number,
             pad_token,
         )
     except (RuntimeError, ValueError):
@@ -811,19 +834,22 @@ def accept_sampled(
         if (
             not is_dynamo_compiling()
             and is_tensor
+            and type(vocab_size) is int
             and num_sampled is seq_lens_out is None
-            and pad_token == 0
+            and pad_token is _ZERO
         ):
             _accept_sampled(*common)
             return
-        call = (
-            torch.ops.specmeta.accept_sampled.default if is_dynamo_compiling() else _accept_sampled
-        )
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (number, vocab_size, pad_token)
+        if not compiling and not _PLAIN.issuperset(map(type, numbers)):
+            _check_types("accept_sampled", locals())
+        call = torch.ops.specmeta.accept_sampled.default if compiling else _accept_sampled
         call(
             *common,
             num_sampled,
             seq_lens_out,
-            None if is_tensor else num_rows,
+            number,
             pad_token,
         )
     except (RuntimeError, ValueError):
@@ -897,7 +923,11 @@ def count_sampled(
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
     try:
-        call = torch.ops.specmeta.count_sampled.default if is_dynamo_compiling() else _count_sampled
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (number, vocab_size, pad_token)
+        if not compiling and not _PLAIN.issuperset(map(type, numbers)):
+            _check_types("count_sampled", locals())
+        call = torch.ops.specmeta.count_sampled.default if compiling else _count_sampled
         call(
             sampled_tokens,
             vocab_size,
@@ -909,7 +939,7 @@ def count_sampled(
             next_tokens,
             status,
             workspace,
-            None if is_tensor else num_rows,
+            number,
             pad_token,
         )
     except RuntimeError:
@@ -974,9 +1004,11 @@ def locate_sampled(
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
     try:
-        call = (
-            torch.ops.specmeta.locate_sampled.default if is_dynamo_compiling() else _locate_sampled
-        )
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (number,)
+        if not compiling and not _PLAIN.issuperset(map(type, numbers)):
+            _check_types("locate_sampled", locals())
+        call = torch.ops.specmeta.locate_sampled.default if compiling else _locate_sampled
         call(
             num_sampled,
             cu_num_draft_tokens,
@@ -987,7 +1019,7 @@ def locate_sampled(
             token_indices,
             status,
             workspace,
-            None if is_tensor else num_rows,
+            number,
         )
     except RuntimeError:
         _check_types("locate_sampled", locals())
@@ -1054,7 +1086,11 @@ def keep_last(
     """
     is_tensor = num_rows is None or isinstance(num_rows, Tensor)
     try:
-        call = torch.ops.specmeta.keep_last.default if is_dynamo_compiling() else _keep_last
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (number, pad_token)
+        if not compiling and not _PLAIN.issuperset(map(type, numbers)):
+            _check_types("keep_last", locals())
+        call = torch.ops.specmeta.keep_last.default if compiling else _keep_last
         call(
             cu_seqlens_q,
             seq_lens,
@@ -1065,7 +1101,7 @@ def keep_last(
             cached_lens,
             use_initial_states,
             status,
-            None if is_tensor else num_rows,
+            number,
             pad_token,
         )
     except RuntimeError:
@@ -1186,18 +1222,24 @@ def draft_lists(
         if (
             not is_dynamo_compiling()
             and is_tensor
+            and type(page_size) is type(num_steps) is int
+            and (max_seq_len is None or type(max_seq_len) is int)
             and alloc_pages is alloc_indptr is None
-            and pad_page == pad_seq_len == 0
-            and pad_slot == -1
+            and pad_page is pad_seq_len is _ZERO
+            and pad_slot is _NO_SLOT
         ):
             _draft_lists(*common)
             return
-        call = torch.ops.specmeta.draft_lists.default if is_dynamo_compiling() else _draft_lists
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (number, page_size, num_steps, max_seq_len, pad_page, pad_slot, pad_seq_len)
+        if not compiling and not _PLAIN.issuperset(map(type, numbers)):
+            _check_types("draft_lists", locals())
+        call = torch.ops.specmeta.draft_lists.default if compiling else _draft_lists
         call(
             *common,
             alloc_pages,
             alloc_indptr,
-            None if is_tensor else num_rows,
+            number,
             pad_slot,
             pad_page,
             pad_seq_len,
@@ -1297,17 +1339,23 @@ def map_slots(
         if (
             not is_dynamo_compiling()
             and is_tensor
+            and type(page_size) is int
+            and (max_seq_len is None or type(max_seq_len) is int)
             and alloc_pages is alloc_indptr is None
-            and pad_slot == -1
+            and pad_slot is _NO_SLOT
         ):
             _map_slots(*common)
             return
-        call = torch.ops.specmeta.map_slots.default if is_dynamo_compiling() else _map_slots
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (number, page_size, max_seq_len, pad_slot)
+        if not compiling and not _PLAIN.issuperset(map(type, numbers)):
+            _check_types("map_slots", locals())
+        call = torch.ops.specmeta.map_slots.default if compiling else _map_slots
         call(
             *common,
             alloc_pages,
             alloc_indptr,
-            None if is_tensor else num_rows,
+            number,
             pad_slot,
         )
     except (RuntimeError, ValueError):
@@ -1495,6 +1543,9 @@ def draft_step(
         if (
             not is_dynamo_compiling()
             and is_tensor
+            and type(page_size) is type(draft_index) is type(shift) is int
+            and type(last) is bool
+            and (max_seq_len is None or type(max_seq_len) is int)
             and max_rejected is None
             and alloc_pages
             is alloc_indptr
@@ -1502,12 +1553,27 @@ def draft_step(
             is position_ids_out
             is use_initial_states
             is None
-            and pad_token == pad_page == pad_seq_len == 0
-            and pad_slot == -1
+            and pad_token is pad_page is pad_seq_len is _ZERO
+            and pad_slot is _NO_SLOT
         ):
             _draft_step(*common)
             return
-        call = torch.ops.specmeta.draft_step.default if is_dynamo_compiling() else _draft_step
+        compiling, number = is_dynamo_compiling(), None if is_tensor else num_rows
+        numbers = (
+            number,
+            page_size,
+            max_seq_len,
+            max_rejected,
+            draft_index,
+            shift,
+            pad_page,
+            pad_slot,
+            pad_token,
+            pad_seq_len,
+        )
+        if not compiling and not (_PLAIN.issuperset(map(type, numbers)) and type(last) is bool):
+            _check_types("draft_step", locals())
+        call = torch.ops.specmeta.draft_step.default if compiling else _draft_step
         call(
             *common,
             alloc_pages,
@@ -1516,7 +1582,7 @@ def draft_step(
             seq_lens_out,
             position_ids_out,
             use_initial_states,
-            None if is_tensor else num_rows,
+            number,
             pad_token,
             pad_slot,
             pad_page,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -252,7 +253,7 @@ def test_first_rows(device: str) -> None:
             # Nothing else has 3 or 4 entries.
             expected = {3: 2, 4: 3}.get(len(buffer), len(buffer))
             assert len(view) == expected, name
-    with pytest.raises(ValueError, match=r"count: expected integers in \[0, 3\], got 4"):
+    with pytest.raises(ValueError, match=r"count: expected an integer in \[0, 3\], got 4"):
         batch.first_rows(4)
 
     batch.assign(5, [1, 2, 3], [1])
@@ -289,9 +290,9 @@ def test_pages_come_and_go(device: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda b: b.assign(4, [1], [1]), r"slot: expected integers in \[0, 3\], got 4"),
-        (lambda b: b.assign(-1, [1], [1]), r"slot: expected integers in \[0, 3\], got -1"),
-        (lambda b: b.assign(0.5, [1], [1]), r"slot: expected integers, got \[0.5\]"),
+        (lambda b: b.assign(4, [1], [1]), r"slot: expected an integer in \[0, 3\], got 4"),
+        (lambda b: b.assign(-1, [1], [1]), r"slot: expected an integer in \[0, 3\], got -1"),
+        (lambda b: b.assign(0.5, [1], [1]), r"slot: expected an integer, got 0.5"),
         (lambda b: b.assign(0, [], [1]), "prompt: expected 1 to 12 tokens, got 0"),
         (lambda b: b.assign(0, [1] * 13, [1]), "prompt: expected 1 to 12 tokens, got 13"),
         (lambda b: b.assign(1, [1, -1], [1]), r"prompt: expected integers in .*, got -1"),
@@ -327,10 +328,10 @@ def test_pages_come_and_go(device: str) -> None:
         (lambda b: b.draft_step(torch.zeros(3, dtype=torch.int64), index=-1), "index: .* got -1"),
         (lambda b: b.add_pages(1, [4, 5]), r"pages: expected at most 3, got 2 \+ 2"),
         (lambda b: b.add_pages(1, [2**31]), r"pages: expected integers in .*, got 2147483648"),
-        (lambda b: b.drop_pages(1, 3), r"keep: expected integers in \[0, 2\], got 3"),
-        (lambda b: b.drop_pages(1, -1), r"keep: expected integers in \[0, 2\], got -1"),
-        (lambda b: b.drop_pages(4, 0), r"slot: expected integers in \[0, 3\], got 4"),
-        (lambda b: b.release(7), r"slot: expected integers in \[0, 3\], got 7"),
+        (lambda b: b.drop_pages(1, 3), r"keep: expected an integer in \[0, 2\], got 3"),
+        (lambda b: b.drop_pages(1, -1), r"keep: expected an integer in \[0, 2\], got -1"),
+        (lambda b: b.drop_pages(4, 0), r"slot: expected an integer in \[0, 3\], got 4"),
+        (lambda b: b.release(7), r"slot: expected an integer in \[0, 3\], got 7"),
         (lambda b: b.set_rows([0, 1, 2, 3], [1] * 4), "as many of each, at most 3, got 4 and 4"),
         (lambda b: b.set_rows([0], [1, 1]), "as many of each, at most 3, got 1 and 2"),
         (lambda b: b.set_rows([0, 0], [1, 1]), r"one row only, got \[0, 0\]"),
@@ -348,11 +349,11 @@ def test_pages_come_and_go(device: str) -> None:
         (lambda b: _batch(ledger=b, eagle=True).set_query_lens([1]), "Eagle has its target's"),
         (
             lambda b: b.stage(num_tokens=-1),
-            r"num_tokens: expected integers in \[0, 9\], got -1",
+            r"num_tokens: expected an integer in \[0, 9\], got -1",
         ),
         (
             lambda b: b.stage(num_tokens=10),
-            r"num_tokens: expected integers in \[0, 9\], got 10",
+            r"num_tokens: expected an integer in \[0, 9\], got 10",
         ),
         # No sequence, no integer, no tensor.
         (lambda b: b.set_rows([1], 4), "^query_lens: expected integers, got 4$"),
@@ -362,17 +363,17 @@ def test_pages_come_and_go(device: str) -> None:
         (lambda b: b.assign(1, 5, [1]), "^prompt: expected integers, got 5$"),
         (lambda b: b.assign(1, [5], 1), "^pages: expected integers, got 1$"),
         (lambda b: b.add_pages(1, 3), "^pages: expected integers, got 3$"),
-        (lambda b: b.drop_pages(1, None), r"^keep: expected integers, got \[None\]$"),
-        (lambda b: b.release([1]), r"^slot: expected integers, got \[\[1\]\]$"),
-        (lambda b: b.first_rows("2"), r"^count: expected integers, got \['2'\]$"),
-        (lambda b: b.stage("9"), r"^num_tokens: expected integers, got \['9'\]$"),
+        (lambda b: b.drop_pages(1, None), r"^keep: expected an integer, got None$"),
+        (lambda b: b.release([1]), r"^slot: expected an integer, got \[1\]$"),
+        (lambda b: b.first_rows("2"), r"^count: expected an integer, got '2'$"),
+        (lambda b: b.stage("9"), r"^num_tokens: expected an integer, got '9'$"),
         (
             lambda b: b.accept_sampled(b.accepted_tokens, vocab_size=9, num_tokens=1.5),
-            r"^num_tokens: expected integers, got \[1.5\]$",
+            r"^num_tokens: expected an integer, got 1.5$",
         ),
         (
             lambda b: b.draft_step(b.next_tokens, index=None),
-            r"^index: expected integers, got \[None\]$",
+            r"^index: expected an integer, got None$",
         ),
         (lambda b: b.accept_greedy([1, 2]), "^target_tokens: expected a tensor, got list$"),
     ],
@@ -393,15 +394,15 @@ def test_errors_change_nothing(call: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"page_size": 0}, "page_size: expected integers in .*, got 0"),
-        ({"max_rows": -1}, "max_rows: expected integers in .*, got -1"),
-        ({"max_draft_len": -1}, "max_draft_len: expected integers in .*, got -1"),
-        ({"max_pages": 1.5}, r"max_pages: expected integers, got \[1.5\]"),
-        ({"ledger_len": -1}, "ledger_len: expected integers in .*, got -1"),
-        ({"kv_capacity": -1}, "kv_capacity: expected integers in .*, got -1"),
-        ({"kv_capacity": 1.5}, r"kv_capacity: expected integers, got \[1.5\]"),
-        ({"pad_seq_len": 2}, r"pad_seq_len: expected integers in \[0, 1\], got 2"),
-        ({"pad_seq_len": 1.0}, r"pad_seq_len: expected integers, got \[1.0\]"),
+        ({"page_size": 0}, "page_size: expected an integer in .*, got 0"),
+        ({"max_rows": -1}, "max_rows: expected an integer in .*, got -1"),
+        ({"max_draft_len": -1}, "max_draft_len: expected an integer in .*, got -1"),
+        ({"max_pages": 1.5}, r"max_pages: expected an integer, got 1.5"),
+        ({"ledger_len": -1}, "ledger_len: expected an integer in .*, got -1"),
+        ({"kv_capacity": -1}, "kv_capacity: expected an integer in .*, got -1"),
+        ({"kv_capacity": 1.5}, r"kv_capacity: expected an integer, got 1.5"),
+        ({"pad_seq_len": 2}, r"pad_seq_len: expected an integer in \[0, 1\], got 2"),
+        ({"pad_seq_len": 1.0}, r"pad_seq_len: expected an integer, got 1.0"),
         ({"index_dtype": torch.int16}, "index_dtype: expected int32 or int64, got torch.int16"),
         ({"ledger": _batch(max_slots=5)}, "max_slots: expected the ledger's 5, got 4"),
         (
@@ -411,15 +412,33 @@ def test_errors_change_nothing(call: Any, message: str) -> None:
         ({"eagle": True}, "eagle: expected a ledger, the target's batch"),
         ({"ledger": _batch(), "ledger_len": 9}, "ledger_len: expected none beside a ledger, got 9"),
         ({"ledger": 5}, "ledger: expected a BatchMetadata, got 5"),
-        ({"max_rows": None}, r"max_rows: expected integers, got \[None\]"),
-        ({"pad_page": "0"}, r"pad_page: expected integers, got \['0'\]"),
-        ({"pad_slot": 0.5}, r"pad_slot: expected integers, got \[0.5\]"),
-        ({"pad_token": None}, r"pad_token: expected integers, got \[None\]"),
+        ({"ledger": _batch(max_rows=2)}, "max_rows: expected the ledger's 2, got 3"),
+        ({"ledger": _batch(device="meta")}, "device: expected the ledger's meta, got cpu"),
+        ({"ledger": _batch(ledger=_batch())}, "ledger: expected a target's batch, got a drafter's"),
+        (
+            {"with_kv_indices": False, "kv_capacity": 9},
+            "kv_capacity: expected none with with_kv_indices=False, got 9",
+        ),
+        ({"device": None}, "device: expected a torch.device or its name, got None"),
+        ({"device": "gpu"}, "device: expected a torch.device or its name, got 'gpu'"),
+        ({"max_rows": True}, "max_rows: expected an integer, got True"),
+        ({"page_size": torch.tensor(4)}, r"page_size: expected an integer, got tensor\(4\)"),
+        ({"page_size": np.array(4)}, r"page_size: expected an integer, got array\(4\)"),
+        ({"max_rows": None}, r"max_rows: expected an integer, got None"),
+        ({"pad_page": "0"}, r"pad_page: expected an integer, got '0'"),
+        ({"pad_slot": 0.5}, r"pad_slot: expected an integer, got 0.5"),
+        ({"pad_token": None}, r"pad_token: expected an integer, got None"),
     ],
 )
 def test_sizes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _batch(**changes)
+
+
+def test_sizes_become_ints() -> None:
+    sizes = ("max_rows", "max_slots", "max_tokens", "max_pages", "page_size", "max_seq_len")
+    batch = _batch(**{name: np.int64(4) for name in sizes})
+    assert {type(getattr(batch, name)) for name in sizes} == {int}
 
 
 @pytest.mark.parametrize(

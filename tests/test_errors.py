@@ -35,6 +35,11 @@ def _refused(operation: str, call: dict[str, Any], argument: str, message: str) 
         assert torch.equal(call[name], tensor), name
 
 
+def _missing(operation: str, call: dict[str, Any], given: str, argument: str) -> None:
+    """Check that the call raises about the argument that `given` needs."""
+    _refused(operation, call, argument, f"a tensor, since {given} is given, got None$")
+
+
 def _given(operation: str) -> list[_library.Argument]:
     call = full_calls.calls()[operation]
     return [a for a in SCHEMA[operation] if a.kind == "tensor" and a.name in call]
@@ -177,9 +182,11 @@ def test_what_is_no_integer(operation: str) -> None:
             name, expected = "num_rows", "a tensor or an integer"
         wrongs: list[tuple[Any, str]] = [([1], "list"), ("1", "str")]
         if name != "num_rows":
-            wrongs.append((torch.zeros(2).int(), "Tensor"))
+            # One element is one too many: it would be read back, and a capture would keep it.
+            wrongs += [(torch.zeros(shape).int(), "Tensor") for shape in ((2,), (1,), ())]
+            wrongs += [(torch.ones(()), "Tensor"), (np.array(1), "ndarray")]
         if argument.kind == "int":  # a number is taken for a bool
-            wrongs.append((1.5, "float"))
+            wrongs += [(1.5, "float"), (np.float32(1), "float32"), (True, "bool")]
             if argument.default != "None":
                 wrongs.append((None, "NoneType"))
         for wrong, got in wrongs:
@@ -240,13 +247,14 @@ def test_page_tables(operation: str) -> None:
     _refused(
         operation,
         bare | ragged | {"num_pages": call["num_pages"]},
-        "num_pages",
-        "page_table beside it, got neither",
+        "page_table",
+        "a tensor, since num_pages is given, got None",
     )
     paged = {"kv_indices", "block_table", "slot_mapping"} & call.keys()
     for name in paged:
         alone = {k: v for k, v in bare.items() if k not in paged - {name}}
-        _refused(operation, alone, name, "page_table or alloc_pages beside it, got neither")
+        expected = rf"a tensor \(or alloc_pages\), since {name} is given, got None"
+        _refused(operation, alone, "page_table", expected)
     if "kv_indices" in paged:
         short = call | {"pad_seq_len": 1, "kv_indices": torch.zeros(2, dtype=torch.int32)}
         _refused(operation, short, "kv_indices", "at least B = 3 entries with pad_seq_len 1, got 2")
@@ -272,8 +280,8 @@ def test_rows_and_slots(operation: str) -> None:
         _refused(
             operation,
             _without(operation, "row_to_slot", "status"),
-            "row_to_slot",
-            "a tensor, since there are 4 slots and 3 rows",
+            r"\w+",
+            r"4 rows, as many as \w+ has slots, unless row_to_slot is given, got 3",
         )
         _refused(
             operation,
@@ -305,6 +313,22 @@ def test_workspaces(operation: str) -> None:
     _refused(operation, call | {"workspace": part}, "workspace", "memory on a boundary of 32 bytes")
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"rows": None}, "rows: expected an integer, got None"),
+        ({"rows": "a"}, "rows: expected an integer, got 'a'"),
+        ({"rows": torch.tensor(3)}, r"rows: expected an integer, got tensor\(3\)"),
+        ({"rows": -1}, r"rows: expected an integer in \[0, 2147483646\], got -1"),
+        ({"rows": 3, "num_steps": None}, "num_steps: expected an integer, got None"),
+        ({"rows": 3, "device": None}, "device: expected a torch.device or its name, got None"),
+    ],
+)
+def test_workspaces_that_cannot_be(call: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        specmeta.workspace(**call)
+
+
 @pytest.mark.parametrize("operation", ["advance", *ACCEPT, "map_slots", "draft_step"])
 def test_fewer_tokens_than_rows(operation: str) -> None:
     call = _without(operation, "cu_seqlens_q")
@@ -322,17 +346,23 @@ def test_companions_of_accept(operation: str) -> None:
         _refused(
             operation, _without(operation, name), name, "a tensor, since .* is given, got None"
         )
-    _refused(operation, _without(operation, "seq_lens"), "committed_lens", "seq_lens beside it")
+    _missing(operation, _without(operation, "seq_lens"), "committed_lens", "seq_lens")
     bare = _without(operation, "seq_lens", "num_drafts", *state)
-    _refused(operation, bare, "seq_lens_out", "seq_lens beside it, got neither")
-    _refused(operation, _without(operation, *state), "num_drafts", "committed_lens beside it")
-    _refused(operation, _without(operation, "position_ids"), "last_position_ids", "position_ids")
+    _missing(operation, bare, "seq_lens_out", "seq_lens")
+    _missing(operation, _without(operation, *state), "num_drafts", "committed_lens")
+    _missing(operation, _without(operation, "position_ids"), "last_position_ids", "position_ids")
     empty = torch.zeros(3, 0, dtype=torch.int64)
     call = full_calls.calls()[operation] | {"accepted_tokens": empty}
     if operation == "accept_sampled":
-        _refused(operation, _without(operation, "input_ids"), "draft_input_ids", "input_ids beside")
+        _missing(operation, _without(operation, "input_ids"), "draft_input_ids", "input_ids")
         call["sampled_tokens"] = empty
     _refused(operation, call, "accepted_tokens", "a width of at least 1, got 0")
+
+
+def test_companions_of_advance() -> None:
+    for name, value in (("max_accepted", 2), ("count_index", torch.zeros(3).int())):
+        call = _without("advance", "max_accepted", "count_index") | {"num_accepted": None}
+        _missing("advance", call | {name: value}, name, "num_accepted")
 
 
 def test_companions_of_stage() -> None:
@@ -342,19 +372,19 @@ def test_companions_of_stage() -> None:
     )
     for name in ("num_drafts", "num_draft_tokens"):
         other = next(n for n in lens[2:] if n != name)
-        _refused("stage", _without("stage", "known_lens", other), name, "known_lens beside it")
-    _refused("stage", _without("stage", "tokens"), "input_ids", "tokens beside it")
+        _missing("stage", _without("stage", "known_lens", other), name, "known_lens")
+    _missing("stage", _without("stage", "tokens"), "input_ids", "tokens")
 
 
 def test_companions_of_draft_step() -> None:
     for name in ("tokens", "known_lens", "num_drafts"):
         _refused("draft_step", _without("draft_step", name), name, "a tensor, since .* is given")
-    _refused("draft_step", _without("draft_step", "draft_tokens"), "tokens", "draft_tokens beside")
+    _missing("draft_step", _without("draft_step", "draft_tokens"), "tokens", "draft_tokens")
     state = ("draft_tokens", "tokens", "known_lens", "num_drafts")
-    _refused("draft_step", _without("draft_step", *state), "input_ids", "draft_tokens beside it")
+    _missing("draft_step", _without("draft_step", *state), "input_ids", "draft_tokens")
     call = _without("draft_step", "position_ids")
     call["position_ids_out"] = torch.zeros(3, dtype=torch.int64)
-    _refused("draft_step", call, "position_ids_out", "position_ids beside it")
+    _missing("draft_step", call, "position_ids_out", "position_ids")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -394,6 +424,10 @@ def test_the_table_is_the_wrapper(operation: str) -> None:
         assert (", written" in line[1] or ", updated" in line[1]) == argument.written, line[0]
 
 
+def _numbers(operation: str) -> list[_library.Argument]:
+    return [a for a in SCHEMA[operation] if a.kind != "tensor" and a.name != "num_rows_int"]
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_call_is_in_the_order_of_the_table(
     operation: str, monkeypatch: pytest.MonkeyPatch
@@ -401,7 +435,10 @@ def test_the_call_is_in_the_order_of_the_table(
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(ops, f"_{operation}", lambda *arguments: calls.append(arguments))
     names = [a.name for a in SCHEMA[operation]]
-    given = {name: name for name in names if name != "num_rows_int"}
+    given: dict[str, Any] = {name: name for name in names if name != "num_rows_int"}
+    given |= {
+        a.name: 100 + i if a.kind == "int" else True for i, a in enumerate(_numbers(operation))
+    }
     for num_rows in (7, torch.zeros(1), None):
         getattr(specmeta, operation)(**given | {"num_rows": num_rows})
         is_int = isinstance(num_rows, int)
@@ -409,7 +446,7 @@ def test_the_call_is_in_the_order_of_the_table(
             "num_rows": None if is_int else num_rows,
             "num_rows_int": num_rows if is_int else None,
         }
-        want = [by_type.get(name, name) for name in names]
+        want = [(given | by_type)[name] for name in names]
         assert all(a is b for a, b in zip(calls.pop(), want, strict=True))
 
 
@@ -419,7 +456,8 @@ def test_a_call_leaves_out_defaults_only(operation: str, monkeypatch: pytest.Mon
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(ops, f"_{operation}", lambda *arguments: calls.append(arguments))
     schema = getattr(torch.ops.specmeta, operation).default._schema
-    required = {a.name: a.name for a in SCHEMA[operation] if a.required}
+    required: dict[str, Any] = {a.name: a.name for a in SCHEMA[operation] if a.required}
+    required |= {a.name: 7 for a in _numbers(operation) if a.required}
     needed = required | {"num_accepted": None} if operation == "advance" else required
     getattr(specmeta, operation)(**needed)
     short = len(calls.pop())

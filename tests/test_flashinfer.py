@@ -203,7 +203,7 @@ def test_views_from_before_follow(device: str) -> None:
 
 
 def test_views_of_a_batch_without_kv_indices(device: str) -> None:
-    batch = make_batch(4, device, with_kv_indices=False)
+    batch = make_batch(4, device, with_kv_indices=False, kv_capacity=None)
     view, wrapper = batch.first_rows(2), PlainWrapper(4, 21, device)
     adapter.bind(batch, wrapper)
     assert view.kv_indices is batch.kv_indices is wrapper._paged_kv_indices_buf

@@ -174,12 +174,13 @@ void Arguments::fail(Arg name, const std::string& expected, const std::string& g
 
 void Arguments::needs(Arg name, std::initializer_list<Arg> others) const {
   if (!has(name)) return;
-  std::string list;
+  const Arg first = *others.begin();
+  std::string expected = "a tensor";
   for (const Arg other : others) {
     if (has(other)) return;
-    list += (list.empty() ? "" : " or ") + std::string(arg_name(other));
+    if (other != first) expected += std::string(" (or ") + arg_name(other) + ")";
   }
-  fail(name, list + " beside it", "neither");
+  fail(first, expected + ", since " + arg_name(name) + " is given", "None");
 }
 
 void Arguments::all_or_none(std::initializer_list<Arg> names) const {

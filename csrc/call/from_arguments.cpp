@@ -33,10 +33,10 @@ Rows rows_params(Arguments& args) {
     rows.slots = static_cast<int32_t>(max64(status_length - 1, 0));
   }
   if (!by_slot && rows.slots != rows.batch) {
-    args.fail(Arg::row_to_slot,
-              "a tensor, since there are " + std::to_string(rows.slots) + " slots and " + std::to_string(rows.batch) +
-                  " rows",
-              "None");
+    args.fail(args.origin('B'),
+              std::to_string(rows.slots) + " rows, as many as " + arg_name(args.origin('S')) +
+                  " has slots, unless row_to_slot is given",
+              std::to_string(rows.batch));
   }
   if (args.has(Arg::workspace)) {
     const int64_t steps = args.has(Arg::num_steps) ? args.integer(Arg::num_steps, 1) : 1;

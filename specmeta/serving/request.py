@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
+
+from specmeta._integers import to_integer
 
 __all__ = ["PassCounts", "Request", "RequestError", "SamplingParams", "check_integer"]
 
@@ -23,10 +24,7 @@ class RequestError(ValueError):
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return a value as an int; raise RequestError where it's none, or out of range."""
-    try:
-        integer = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        integer = None
+    integer = to_integer(value)
     if integer is None:
         raise RequestError(f"{name}: expected an integer, got {value!r}")
     if integer < least or (most is not None and integer > most):
