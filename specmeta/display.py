@@ -86,6 +86,8 @@ def inspect(batch: BatchMetadata) -> BatchTable:
         Inside a capture.
     ImportError
         Without rich, which the extra ``debug`` brings.
+    ValueError
+        `batch` is none.
 
     Examples
     --------
@@ -111,6 +113,8 @@ def inspect(batch: BatchMetadata) -> BatchTable:
        1      3          0       0        0  3 4     -
     unused slots: 0
     """
+    if not isinstance(batch, BatchMetadata):
+        raise ValueError(f"batch: expected a BatchMetadata, got {batch!r}")
     try:
         from rich.console import Group
         from rich.text import Text

@@ -346,6 +346,11 @@ def test_not_inside_a_cuda_graph(device: str) -> None:
             specmeta.inspect(batch)
 
 
+def test_what_is_no_batch() -> None:
+    with pytest.raises(ValueError, match=r"^batch: expected a BatchMetadata, got None$"):
+        specmeta.inspect(None)
+
+
 def test_without_rich(batch: BatchMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(ImportError, match=r"specmeta\.inspect needs rich: pip install .*debug"):

@@ -558,15 +558,67 @@ def test_sglang_27689_the_host_never_learns_a_length(device: str) -> None:
     ("changes", "message"),
     [
         ({"topk": 4}, "topk: expected 1, since drafts are chains here, got 4"),
-        ({"max_bs": -1}, "max_bs: expected at least 0, got -1"),
-        ({"num_steps": 0}, "num_steps: expected at least 1, got 0"),
-        ({"num_draft_tokens": 0}, "num_draft_tokens: expected at least 1, got 0"),
+        ({"max_bs": -1}, r"max_bs: expected an integer in .*, got -1"),
+        ({"max_bs": None}, "max_bs: expected an integer, got None"),
+        ({"num_steps": 0}, r"num_steps: expected an integer in .*, got 0"),
+        ({"num_steps": 1.5}, "num_steps: expected an integer, got 1.5"),
+        ({"num_draft_tokens": 0}, r"num_draft_tokens: expected an integer in .*, got 0"),
+        (
+            {"max_bs": 2**16, "num_draft_tokens": 2**15},
+            r"max_bs \* num_draft_tokens: expected below 2147483648, got 2147483648",
+        ),
+        ({"req_to_token": None}, "req_to_token: expected a tensor, got NoneType"),
+        ({"req_to_token": torch.zeros(4).int()}, r"req_to_token: expected rank 2, got shape \[4\]"),
+        (
+            {"req_to_token": torch.zeros(4, 4).long()},
+            "req_to_token: expected torch.int32, got torch.int64",
+        ),
+        ({"allocated_lens": [1]}, "allocated_lens: expected a tensor, got list"),
+        ({"allocated_lens": torch.zeros(4)}, "allocated_lens: expected torch.int32, got torch.flo"),
+        (
+            {"allocated_lens": torch.zeros(1).int()},
+            r"allocated_lens: expected \d+ entries, as req_to_token has rows, got 1",
+        ),
     ],
 )
-def test_numbers_that_raise(changes: dict[str, int], message: str) -> None:
-    sizes: dict[str, Any] = {"max_bs": 2, "num_steps": 2, "num_draft_tokens": 3}
-    with pytest.raises(ValueError, match=message):
-        Chains(make_pool(0, "cpu"), **(sizes | changes))
+def test_what_chains_refuse(changes: dict[str, Any], message: str) -> None:
+    call: dict[str, Any] = {
+        "req_to_token": make_pool(0, "cpu"),
+        "max_bs": 2,
+        "num_steps": 2,
+        "num_draft_tokens": 3,
+    }
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Chains(**(call | changes))
+
+
+@pytest.mark.parametrize("method", ["draft", "extend", "commit"])
+def test_requests_that_are_no_tensor_by_row(method: str) -> None:
+    step = Step()
+    for indices, got in (
+        (None, "a tensor, got NoneType"),
+        (torch.tensor(1), r"rank 1, got .*\[\]"),
+    ):
+        step.indices = indices
+        with pytest.raises(ValueError, match=rf"^req_pool_indices: expected {got}$"):
+            step.run(method)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("draft", "out_cache_loc"), ("extend", "out_cache_loc")]
+)
+def test_what_a_pass_must_be_given(method: str, name: str) -> None:
+    step = Step()
+    step.buffers[method][name] = None
+    with pytest.raises(ValueError, match=rf"^{name}: expected a tensor, got NoneType$"):
+        step.run(method)
+
+
+def test_positions_that_are_no_tensor() -> None:
+    step = Step()
+    step.buffers["extend"]["positions"] = 3
+    with pytest.raises(ValueError, match=r"^positions: expected a tensor, got int$"):
+        step.run("extend")
 
 
 class Step:

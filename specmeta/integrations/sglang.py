@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from specmeta import ops
+from specmeta._integers import check_integer
 
 __all__ = ["Chains"]
 
@@ -61,7 +62,7 @@ class Chains:
     Raises
     ------
     ValueError
-        `topk` is not 1, or a number is out of range.
+        `topk` is not 1, a number is none or out of range, or a tensor is no such one.
 
     Examples
     --------
@@ -96,13 +97,18 @@ class Chains:
     ) -> None:
         if topk != 1:
             raise ValueError(f"topk: expected 1, since drafts are chains here, got {topk}")
-        for name, number, low in (
-            ("max_bs", max_bs, 0),
-            ("num_steps", num_steps, 1),
-            ("num_draft_tokens", num_draft_tokens, 1),
-        ):
-            if number < low:
-                raise ValueError(f"{name}: expected at least {low}, got {number}")
+        max_bs = check_integer("max_bs", max_bs, low=0)
+        num_steps = check_integer("num_steps", num_steps, low=1, high=2**16 - 1)
+        num_draft_tokens = check_integer("num_draft_tokens", num_draft_tokens, low=1)
+        if max_bs * num_draft_tokens >= 2**31:
+            got = max_bs * num_draft_tokens
+            raise ValueError(f"max_bs * num_draft_tokens: expected below {2**31}, got {got}")
+        _check("req_to_token", req_to_token, dims=2, dtype=torch.int32)
+        if allocated_lens is not None:
+            _check("allocated_lens", allocated_lens, dims=1, dtype=torch.int32)
+            if len(allocated_lens) != len(req_to_token):
+                expected = f"{len(req_to_token)} entries, as req_to_token has rows"
+                raise ValueError(f"allocated_lens: expected {expected}, got {len(allocated_lens)}")
         device, width = req_to_token.device, num_draft_tokens
         rows = torch.arange(max_bs + 1, dtype=torch.int32, device=device)
         if allocated_lens is None:  # unused entries aren't negative, so no end is looked for
@@ -164,11 +170,12 @@ class Chains:
         Raises
         ------
         ValueError
-            There are more rows than ``max_bs``.
+            There are more rows than ``max_bs``, or a tensor is missing.
         RuntimeError
             A tensor that cannot be right; nothing has been written then.
         """
         self._count_rows(req_pool_indices)
+        _check("out_cache_loc", out_cache_loc, dims=1)
         ops.draft_lists(
             seq_lens,
             num_steps=self._num_steps,
@@ -229,14 +236,18 @@ class Chains:
         Raises
         ------
         ValueError
-            There are more rows than ``max_bs``, or ``out_cache_loc`` or ``positions`` has another
-            length.
+            There are more rows than ``max_bs``, a tensor is missing, or ``out_cache_loc`` or
+            ``positions`` has another length.
         RuntimeError
             A tensor that cannot be right; nothing has been written then.
         """
         bs = self._count_rows(req_pool_indices)
-        for name, tensor in (("out_cache_loc", out_cache_loc), ("positions", positions)):
-            if tensor is not None and len(tensor) != bs * self._width:
+        by_token = {"out_cache_loc": out_cache_loc}
+        if positions is not None:
+            by_token["positions"] = positions
+        for name, tensor in by_token.items():
+            _check(name, tensor, dims=1)
+            if len(tensor) != bs * self._width:
                 expected = f"B * W = {bs * self._width} entries"
                 raise ValueError(f"{name}: expected {expected}, got {len(tensor)}")
         ops.advance(
@@ -310,7 +321,7 @@ class Chains:
         Raises
         ------
         ValueError
-            There are more rows than ``max_bs``.
+            There are more rows than ``max_bs``, or a tensor is missing.
         RuntimeError
             A tensor that cannot be right; nothing has been written then.
         """
@@ -333,9 +344,20 @@ class Chains:
         )
 
     def _count_rows(self, req_pool_indices: Tensor) -> int:
+        _check("req_pool_indices", req_pool_indices, dims=1)
         bs = len(req_pool_indices)
         if bs > self._max_bs:
             raise ValueError(
                 f"req_pool_indices: expected at most max_bs = {self._max_bs}, got {bs}"
             )
         return bs
+
+
+def _check(name: str, tensor: Any, *, dims: int, dtype: torch.dtype | None = None) -> None:
+    """Refuse what is read before the operators, which check the rest, see it."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name}: expected a tensor, got {type(tensor).__qualname__}")
+    if tensor.dim() != dims:
+        raise ValueError(f"{name}: expected rank {dims}, got shape {list(tensor.shape)}")
+    if dtype is not None and tensor.dtype != dtype:
+        raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
