@@ -171,15 +171,18 @@ class _Rows:
 
 
 def _num_slots(
-    rows: int, row_to_slot: Tensor | None, status: Tensor | None, *by_slot: int | None
+    rows: int, row_to_slot: Tensor | None, status: Tensor | None, by_slot: int | None = None
 ) -> int | None:
     """S: from the page tables or the state, else from `status`; None where nothing says."""
     if row_to_slot is None:
         return rows
-    known = next((size for size in by_slot if size is not None), None)
-    if known is None and status is not None:
+    if by_slot is None and status is not None:
         return len(status) - 1
-    return known
+    return by_slot
+
+
+def _slots_with_pages(page_table: Tensor | None, alloc_indptr: Tensor | None) -> int | None:
+    return _first_size(page_table) if alloc_indptr is None else len(alloc_indptr) - 1
 
 
 def _query_tokens(
@@ -450,13 +453,8 @@ def advance(
     ([33], [5, 6, 0])
     """
     num_tokens = _first_size(position_ids, position_ids_out, slot_mapping)  # the last may be longer
-    num_slots = _num_slots(
-        len(seq_lens),
-        row_to_slot,
-        status,
-        _first_size(page_table, num_pages),
-        None if alloc_indptr is None else len(alloc_indptr) - 1,
-    )
+    with_pages = _slots_with_pages(page_table, alloc_indptr)
+    num_slots = _num_slots(len(seq_lens), row_to_slot, status, with_pages)
     rows = _Rows(len(seq_lens), num_rows, row_to_slot, num_slots, status)
     spans = _query_tokens(rows, cu_seqlens_q, num_tokens)
     pages = _Pages(
@@ -470,9 +468,7 @@ def advance(
     steps = [0] * rows.count  # what a position moves by
     allocated: list[list[int] | None] = [None] * rows.count
     for b, span in enumerate(spans):
-        if span is None:
-            continue
-        if rows.is_empty(b, staged[b]):
+        if span is None or rows.is_empty(b, staged[b]):
             continue
         allocated[b] = pages.allocated(b)
 
@@ -1228,9 +1224,7 @@ def keep_last(
     kept = [0] * rows.count
     ids = [pad_token] * (0 if inputs is None else len(inputs))
     for b, span in enumerate(spans):
-        if span is None:
-            continue
-        if rows.is_empty(b, lengths[b]):
+        if span is None or rows.is_empty(b, lengths[b]):
             continue
         if lengths[b] > INT32_MAX:
             rows.flag(b, OVERFLOW, f"seq_lens[{b}] = {lengths[b]} > 2^31 - 1: emptied")
@@ -1295,13 +1289,8 @@ def draft_lists(
     >>> kv_indices.tolist()
     [[5, 0, 0], [5, 9, 0]]
     """
-    num_slots = _num_slots(
-        len(seq_lens),
-        row_to_slot,
-        status,
-        _first_size(page_table, num_pages),
-        None if alloc_indptr is None else len(alloc_indptr) - 1,
-    )
+    with_pages = _slots_with_pages(page_table, alloc_indptr)
+    num_slots = _num_slots(len(seq_lens), row_to_slot, status, with_pages)
     rows = _Rows(len(seq_lens), num_rows, row_to_slot, num_slots, status)
     spans = _query_tokens(rows, None, None)
     pages = _Pages(
@@ -1310,9 +1299,7 @@ def draft_lists(
     cached = _read(seq_lens, COUNT_LIMIT)
     allocated: list[list[int] | None] = [None] * rows.count
     for b, s in enumerate(rows.slot):
-        if s is None:
-            continue
-        if not rows.is_empty(b, cached[b]):
+        if s is not None and not rows.is_empty(b, cached[b]):
             allocated[b] = pages.allocated(b)
 
     slots = None if slot_mapping is None else slot_mapping.view(rows.count, num_steps)
@@ -1388,14 +1375,11 @@ def map_slots(
     by_row = _first_size(row_to_slot)
     if by_row is None and cu_seqlens_q is not None:
         by_row = len(cu_seqlens_q) - 1
-    by_slot = _first_size(page_table, num_pages)
-    if by_slot is None and alloc_indptr is not None:
-        by_slot = len(alloc_indptr) - 1
+    with_pages = _slots_with_pages(page_table, alloc_indptr)
     if by_row is None:  # slot = row
-        by_row = by_slot or 0
-    rows = _Rows(
-        by_row, num_rows, row_to_slot, _num_slots(by_row, row_to_slot, status, by_slot), status
-    )
+        by_row = with_pages or 0
+    num_slots = _num_slots(by_row, row_to_slot, status, with_pages)
+    rows = _Rows(by_row, num_rows, row_to_slot, num_slots, status)
     spans = _query_tokens(rows, cu_seqlens_q, len(position_ids))
     pages = _Pages(
         rows, page_size, max_seq_len, page_table, num_pages, alloc_pages, alloc_indptr, None
@@ -1482,13 +1466,10 @@ def draft_step(
     >>> seq_lens.tolist(), position_ids.tolist()
     ([11], [10])
     """
-    num_slots = _num_slots(
-        len(seq_lens),
-        row_to_slot,
-        status,
-        _first_size(page_table, num_pages, known_lens, num_drafts, written_lens, tokens),
-        None if alloc_indptr is None else len(alloc_indptr) - 1,
-    )
+    by_slot = _slots_with_pages(page_table, alloc_indptr)
+    if by_slot is None:
+        by_slot = _first_size(tokens, written_lens)
+    num_slots = _num_slots(len(seq_lens), row_to_slot, status, by_slot)
     rows = _Rows(len(seq_lens), num_rows, row_to_slot, num_slots, status)
     spans = _query_tokens(rows, None, None)
     pages = _Pages(
@@ -1505,9 +1486,7 @@ def draft_step(
     lengths = [0] * rows.count
     allocated: list[list[int] | None] = [None] * rows.count
     for b, s in enumerate(rows.slot):
-        if s is None:
-            continue
-        if rows.is_empty(b, staged[b]):
+        if s is None or rows.is_empty(b, staged[b]):
             continue
         allocated[b] = pages.allocated(b)
 
