@@ -94,9 +94,9 @@ def assert_equal(name: str, got: Tensor, want: Tensor) -> None:
     )
 
 
-def _shown(tensor: Tensor, limit: int = 400) -> str:
+def _shown(tensor: Tensor) -> str:
     text = str(tensor.tolist())
-    return text if len(text) <= limit else text[:limit] + " ..."
+    return text if len(text) <= 400 else text[:400] + " ..."
 
 
 class Guarded:

@@ -34,6 +34,12 @@ def operators(work: Callable[[], object]) -> list[str]:
     return operators_and_waits(work)[0]
 
 
+def operations(work: Callable[[], object]) -> list[str]:
+    """Return the operations of specmeta that `work` calls, in order."""
+    prefix = "specmeta::"
+    return [name.removeprefix(prefix) for name in operators(work) if name.startswith(prefix)]
+
+
 def operators_and_waits(work: Callable[[], object]) -> tuple[list[str], int]:
     """Return the operators that `work` calls, and for how many of torch's the host waits.
 

@@ -30,10 +30,8 @@ needs_sanitizers = pytest.mark.skipif(
 )
 
 
-def search(
-    directory: Path, operators: dict[str, Callable[..., None]], *, walks: int = 1000
-) -> tuple[fuzz.Finding, Walk]:
-    finding = fuzz.Search(directory, operators).run(0, walks)
+def search(directory: Path, operators: dict[str, Callable[..., None]]) -> tuple[fuzz.Finding, Walk]:
+    finding = fuzz.Search(directory, operators).run(0, 1000)
     assert finding
     walk = eval(finding.walk, {"Walk": Walk})
     with pytest.raises(Failure):

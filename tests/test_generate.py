@@ -10,7 +10,7 @@ import broken_metadata
 import pytest
 import tiny_models
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from launches import operations
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from specmeta import BatchMetadata, models
@@ -223,32 +223,19 @@ def test_counts(lucky: models.Model) -> None:
     assert result.tokens_per_second > 0
 
 
-class Operations(TorchDispatchMode):
-    """Lists the launches of specmeta's operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "specmeta":
-            self.names.append(func.name().removeprefix("specmeta::"))
-        return func(*args, **(kwargs or {}))
-
-
-def make_step(model: models.Model, *, num_drafts: int, rows: int = 2) -> OneModelStep:
+def make_step(model: models.Model, *, num_drafts: int) -> OneModelStep:
     step = OneModelStep(
         model.target,
         model.head,
-        max_rows=rows,
-        max_slots=rows,
-        max_tokens=8 * rows,
+        max_rows=2,
+        max_slots=2,
+        max_tokens=16,
         max_seq_len=64,
         num_drafts=num_drafts,
         page_size=4,
-        num_pages=1 + 16 * rows,
+        num_pages=33,
     )
-    for slot in range(rows):
+    for slot in range(2):
         prompt = model.tokenizer(PROMPTS[slot + 1])["input_ids"]
         step.batch.assign(slot, prompt, range(1 + 16 * slot, 17 + 16 * slot))
     return step
@@ -260,9 +247,8 @@ def test_k_plus_2_launches_a_step(tiny: models.Model, num_drafts: int) -> None:
     step = make_step(tiny, num_drafts=num_drafts)
     step.batch.set_rows([0, 1], [8, 8])
     expected = ["stage", "accept_greedy"] + ["draft_step"] * num_drafts
-    with torch.no_grad(), Operations() as operations:
-        step.run(Shape(2, 16, 8))
-    assert operations.names == expected
+    with torch.no_grad():
+        assert operations(lambda: step.run(Shape(2, 16, 8))) == expected
     trace = capture(
         lambda: step.run(Shape(2, 2 * (num_drafts + 1), num_drafts + 1)),
         num_rows=step.batch.num_rows,

@@ -29,7 +29,6 @@ def letters(ids: list[int]) -> str:
 def make(
     decode: Callable[[list[int]], str] = letters,
     *,
-    num_drafts: int = 2,
     end_ids: frozenset[int] = frozenset(),
     on_text: Callable[[str], None] | None = None,
     **params: Any,
@@ -37,7 +36,7 @@ def make(
     return Request(
         [0],
         SamplingParams(**{"max_new_tokens": 100} | params),
-        num_drafts=num_drafts,
+        num_drafts=2,
         decode=decode,
         end_ids=end_ids,
         on_text=on_text,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from launches import operations
 from transformers import LlamaForCausalLM
 
 from specmeta.graph import Captured
@@ -378,36 +378,17 @@ def test_faults_are_reported_by_row(models: Models) -> None:
     assert step.outcome[:, 0].tolist() == [Status.BAD_SLOT, 0, 0, 0]
 
 
-class Operations(TorchDispatchMode):
-    """Lists the launches of specmeta's operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "specmeta":
-            self.names.append(func.name().removeprefix("specmeta::"))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("device", ["cpu"], scope="session")
 @pytest.mark.parametrize("kind", ["eagle", "other"])
 @pytest.mark.parametrize("num_drafts", range(4))
 def test_two_graphs(models: Models, kind: str, num_drafts: int) -> None:
     step = make_step(models, kind, num_drafts=num_drafts)
     shape = Shape(2, 2 * (num_drafts + 1), num_drafts + 1)
-    names = []
-    for launch in step.launches(shape):
-        with Operations() as operations:
-            launch()
-        names.append(operations.names)
+    names = [operations(launch) for launch in step.launches(shape)]
     expected = [["stage", "accept_greedy"], ["stage"] + ["draft_step"] * num_drafts]
     assert names == expected[: 2 if num_drafts else 1]
     sampling = step.launches(shape, sampling=True)
-    with Operations() as operations:
-        sampling[0]()
-    assert operations.names == ["stage", "accept_sampled"]
+    assert operations(sampling[0]) == ["stage", "accept_sampled"]
 
 
 @pytest.mark.parametrize("device", ["cpu"], scope="session")

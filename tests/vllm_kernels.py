@@ -123,9 +123,7 @@ def slots_arguments(
     }
 
 
-def next_token_arguments(
-    sampled: Tensor, discarded: list[bool], backup: list[int], *, vocab_size: int = 100
-) -> Arguments:
+def next_token_arguments(sampled: Tensor, discarded: list[bool], backup: list[int]) -> Arguments:
     rows, width = sampled.shape
     return {
         "sampled_token_ids_ptr": sampled,
@@ -133,7 +131,7 @@ def next_token_arguments(
         "backup_next_token_ids_ptr": i32(*backup),
         "next_token_ids_ptr": out(rows),
         "valid_sampled_tokens_count_ptr": out(rows),
-        "vocab_size": vocab_size,
+        "vocab_size": 100,
         "num_sampled_tokens_per_req": width,
         "num_reqs": rows,
         "stride_sampled_token_ids": sampled.stride(0),

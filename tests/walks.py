@@ -508,7 +508,7 @@ class World:
             ("num_drafts", 0),
             ("written_lens", 0),
         ):
-            self.buffers[name].write(slice(s, s + 1), [value])
+            self._set_at(name, s, value)
         ids = [rng.choice((0, 1, 1, 2)) for _ in range(walk.ledger)]
         self.buffers["tokens_2d"].write(s, ids)
         self._set_pages(s, rng.randint(min(1, walk.pages), walk.pages), rng)
@@ -522,7 +522,7 @@ class World:
         if rng.random() < 0.05:
             ids = [INT32_MAX - i for i in ids]
         self.buffers["page_table_2d"].write(s, (ids + behind)[: walk.pages])
-        self.buffers["num_pages"].write(slice(s, s + 1), [count])
+        self._set_at("num_pages", s, count)
         table, counts = self._read("page_table_2d"), self._read("num_pages")
         pages, ends = [], [0]
         for row, n in zip(table, counts, strict=True):
@@ -585,7 +585,8 @@ class World:
         """Lengths, query tokens and positions as an engine that keeps them would stage them."""
         walk = self.walk
         slots, counts = self._read("row_to_slot"), self._read("num_pages")
-        lengths, ends, positions = [], [rng.choice((0, 0, 0, 1))], [0] * ends_at_least(walk)
+        lengths, ends = [], [rng.choice((0, 0, 0, 1))]
+        positions = [0] * (walk.rows + walk.more_tokens)
         for b in range(walk.rows):
             s = slots[b] if rng.random() < 0.9 else b
             pages = counts[s] if 0 <= s < walk.slots else walk.pages
@@ -889,10 +890,6 @@ class World:
             name = rng.choice(sorted(tensors))
             call.got[name] = call.got[name].unsqueeze(0).unsqueeze(0)
             call.refused = f"{name} has {call.got[name].dim()} dimensions"
-
-
-def ends_at_least(walk: Walk) -> int:
-    return walk.rows + walk.more_tokens
 
 
 def _shape(argument: Argument, sizes: Mapping[str, int]) -> tuple[int, ...]:

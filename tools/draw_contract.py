@@ -58,9 +58,9 @@ class Picture:
         self.y = 12
         self._parts: list[str] = []
 
-    def text(self, x: float, text: object, kind: str = "", dy: float = 0) -> None:
+    def text(self, x: float, text: object, kind: str = "") -> None:
         self._parts.append(
-            f'<text x="{x:g}" y="{self.y + 16 + dy:g}" class="{kind}">{escape(str(text))}</text>'
+            f'<text x="{x:g}" y="{self.y + 16:g}" class="{kind}">{escape(str(text))}</text>'
         )
 
     def cell(self, x: float, text: object, kind: str, width: float = CELL) -> None:
