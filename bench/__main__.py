@@ -51,15 +51,7 @@ BUDGET, SHORT_BUDGET = 900.0, 75.0  # seconds, for all
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benches, print tables, write JSON and plots.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments. Default: those of the process.
-
-    Returns
-    -------
-    int
-        0. A result that differs raises AssertionError, before anything of it is measured.
+    A result that differs raises AssertionError, before anything of it is measured.
     """
     args = _parser().parse_args(argv)
     device = torch.device(args.device)

@@ -26,18 +26,14 @@ from bench import report
 from bench.__main__ import OPERATIONS
 from bench.common import SWEEPS, Step
 from bench.runner import Runner
+from specmeta import matrix
 from specmeta.graph import capture
 
 if TYPE_CHECKING:
     from specmeta.serving.engine import Engine
 
 STEP = "serving step"
-PROMPTS = (
-    "It was a fine morning in May, and",
-    "She had not been long in the room when",
-    "Mr. Darcy looked at her with",
-    "The letter which Emma received from her sister",
-)
+PROMPTS = matrix.PROMPTS[:4]
 NEW_TOKENS = 48
 _LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")
 # Where the host waits for all that is queued. A wait for an event is counted apart.
@@ -282,15 +278,7 @@ def _serve(engine: Engine, mark: Marker) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the work under a profiler, or report what one has written.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments. Default: those of the process.
-
-    Returns
-    -------
-    int
-        0; 1 where a serving step synchronises, or has no kernel on a GPU.
+    Return 1 where a serving step synchronises, or has no kernel on a GPU.
     """
     parser = argparse.ArgumentParser(prog="python -m bench.profile_steps", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)

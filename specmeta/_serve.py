@@ -25,18 +25,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``specmeta serve``: answer HTTP requests until SIGINT or SIGTERM.
-
-    Parameters
-    ----------
-    argv : sequence of str
-        The arguments behind the command.
-
-    Returns
-    -------
-    int
-        2 for bad input. SIGTERM ends it with 0, SIGINT with a KeyboardInterrupt.
-    """
+    """Answer HTTP requests until SIGTERM, which ends it with 0, or SIGINT; 2 for bad input."""
     parser = _parser()
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

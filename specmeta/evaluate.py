@@ -159,18 +159,7 @@ class Evaluation:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``specmeta eval``: print the accuracy and the test.
-
-    Parameters
-    ----------
-    argv : sequence of str
-        The arguments behind the command.
-
-    Returns
-    -------
-    int
-        0 where the test is passed, else 1; 2 for bad input.
-    """
+    """Print the accuracy and the test; 0 where it is passed, 1 where not, 2 for bad input."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.reference is not None and not 0 <= args.reference <= 100:

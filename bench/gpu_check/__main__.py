@@ -33,18 +33,7 @@ _TOOLS = ("usr/local/cuda/bin", "opt/nvidia/nsight-compute/*")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check everything on the GPU at hand.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments. Default: those of the process.
-
-    Returns
-    -------
-    int
-        0; 1 where the build or a test failed; 2 where there is no GPU.
-    """
+    """Check everything on the GPU at hand; 1 where the build or a test failed, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="bench/gpu_check.sh", description=__doc__)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for at most 8 files")
     out = parser.parse_args(argv).out
