@@ -161,10 +161,17 @@ class RawBatch(specmeta.BatchMetadata):
         unused: Sequence[str],
         **sizes: Any,
     ) -> None:
-        super().__init__(**sizes)
+        target = sizes["ledger"]
+        if target is not None and own_rows:  # a drafter's BatchMetadata has its target's
+            super().__init__(**sizes | {"ledger": None})
+            self._target = target
+            self.known_lens, self.num_drafts = target.known_lens, target.num_drafts
+            self.tokens = target.tokens
+        else:
+            super().__init__(**sizes)
         self.outputs = outputs
         self.identity = identity
-        self.own_rows = own_rows or sizes.get("ledger") is None
+        self.own_rows = own_rows or target is None
         self.unused = unused
         self.pages_by = rng.choice(("count", "search", "list"))
         self.moves_by = rng.choice(("draft_step", "draft_step", "advance"))
@@ -199,7 +206,7 @@ class RawBatch(specmeta.BatchMetadata):
         self.alloc_pages = self.page_table.new_zeros(slots * self.page_table.shape[1] + 2)
         self.alloc_indptr = self.page_table.new_zeros(slots + 1)
         self.count_index = torch.arange(rows, dtype=torch.int32, device=self.device)
-        if sizes.get("ledger") is None:
+        if target is None:
             self.tokens = strided(either(self.tokens))
         if self.own_rows:
             self.row_to_slot = either(self.row_to_slot.new_full((rows,), -1))
