@@ -67,7 +67,9 @@ def main(argv: Sequence[str]) -> int:
             speculative = generate(
                 model, prompts, num_drafts=args.num_drafts, on_text=on_text, **settings
             )
-        plain = generate(model, prompts, num_drafts=0, **settings)
+        plain = speculative
+        if args.num_drafts:
+            plain = generate(model, prompts, num_drafts=0, **settings)
         expected = plain_greedy(model, speculative, max_new_tokens=args.max_new_tokens)
     except (ModelError, RequestError) as error:
         parser.error(str(error))
@@ -190,6 +192,11 @@ def _report(
 def _print_table(report: dict[str, Any]) -> None:
     pairs = list(zip(report["accepted"], report["drafted"], strict=True))
     rates = " ".join(f"{a / d:.1%}" if d else "-" for a, d in pairs)
+    speeds = [
+        ("tokens/s without speculation", f"{report['tokens_per_second_without_speculation']:.1f}")
+    ]
+    if report["num_drafts"]:
+        speeds.insert(0, ("tokens/s with speculation", f"{report['tokens_per_second']:.1f}"))
     print_figures(
         [
             ("model", report["model"]),
@@ -200,8 +207,7 @@ def _print_table(report: dict[str, Any]) -> None:
             ("tokens a pass", f"{report['tokens_per_pass']:.2f}"),
             ("acceptance", format_rate(sum(a for a, _ in pairs), sum(d for _, d in pairs))),
             ("acceptance by position", rates or "-"),
-            ("tokens/s with speculation", f"{report['tokens_per_second']:.1f}"),
-            ("tokens/s without", f"{report['tokens_per_second_without_speculation']:.1f}"),
+            *speeds,
             ("identical to plain greedy decoding", "yes" if report["identical"] else "no"),
         ]
     )

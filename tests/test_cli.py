@@ -44,10 +44,21 @@ def test_one_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"run on +│ +cpu, fp32, threads: 1 ", table)
     assert re.search(r"drafts a pass +│ +2 ", table)
     assert re.search(r"acceptance +│ +\d+\.\d\d% \(\d+/\d+ tokens\)", table)
-    for name in ("target passes", "tokens a pass", "acceptance by position", "tokens/s without"):
+    for name in ("target passes", "tokens a pass", "acceptance by position"):
         assert name in table
+    for how in ("with", "without"):
+        assert re.search(rf"tokens/s {how} speculation +│ +\d+\.\d ", table)
     assert re.search(r"tokens +│ +12 ", table)
     assert re.search(r"identical to plain greedy decoding +│ +yes", table)
+
+
+def test_no_drafts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is called speculation, and the prompts are run once."""
+    assert run(folder, "--prompt", "hello", "-k", "0") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"drafts a pass +│ +0 ", out)
+    assert re.search(r"tokens/s without speculation +│ +\d+\.\d ", out)
+    assert "with speculation" not in out
 
 
 def test_a_chat_model(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
