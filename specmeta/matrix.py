@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from specmeta.serving.engine import Engine
     from specmeta.serving.request import Request
 
-__all__ = ["PROMPTS", "Difference", "Result", "find_faults", "first_layers", "main", "run"]
+__all__ = ["PROMPTS", "Result", "WrongText", "find_faults", "first_layers", "main", "run"]
 
 # A batch of 16 takes all of them, smaller ones the first four.
 PROMPTS = (
@@ -66,7 +66,7 @@ NUM_COMBINATIONS = 4 * 2 * 2 * len(BATCHES)
 
 
 @dataclass(frozen=True)
-class Difference:
+class WrongText:
     """A text that isn't the reference's.
 
     Attributes
@@ -100,7 +100,7 @@ class Result(PassCounts):
         As in `PassCounts`, all texts together.
     seconds : float
         Wall time from the first prompt to the last token, capture included.
-    differences : list of Difference
+    differences : list of WrongText
         Texts that aren't the reference's.
     """
 
@@ -111,7 +111,7 @@ class Result(PassCounts):
     batch: int
     num_texts: int = 0
     seconds: float = 0.0
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[WrongText] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -280,7 +280,7 @@ def _serve(
     for text, ids, request in zip(texts, expected, requests, strict=True):
         if request.token_ids != ids:
             got = request.error or decode(request.token_ids)
-            result.differences.append(Difference(text.prompt, str(decode(ids)), str(got)))
+            result.differences.append(WrongText(text.prompt, str(decode(ids)), str(got)))
     return result
 
 

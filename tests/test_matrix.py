@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specmeta import BatchMetadata, cli, matrix, models
-from specmeta.matrix import Difference, Result, find_faults, first_layers
+from specmeta.matrix import Result, WrongText, find_faults, first_layers
 from specmeta.serving import engine as engine_module
 from specmeta.serving import scheduler
 from specmeta.serving import step as step_module
@@ -216,7 +216,7 @@ def test_faults() -> None:
     others = [replace(r, captured=False, accepted=[3, 1]) for r in (RESULT, alone)]
     # Captured and eager, and batches of different sizes, need not accept the same drafts.
     assert find_faults([RESULT, alone, *others]) == []
-    difference = Difference("a", "b", "c")
+    difference = WrongText("a", "b", "c")
     wrong = replace(RESULT, differences=[difference] * 2)
     assert find_faults([wrong, alone]) == [
         "tiny: one-model Eagle, overlap, captured, batch 4: 2 of 4 texts differ; "

@@ -30,7 +30,7 @@ from specmeta.models import Model, load
 from specmeta.serving.engine import Engine
 from specmeta.serving.request import SamplingParams
 from specmeta.trace import compare
-from specmeta.trace.comparison import Difference, Place
+from specmeta.trace.comparison import Divergence, Place
 from specmeta.trace.page import make_page
 from specmeta.trace.totals import summarize
 
@@ -640,7 +640,7 @@ def test_runs_with_other_schedules_are_the_same(austen: Model, tmp_path: Path) -
     assert compare(runs[0], runs[1]) == compare(runs[0], runs[2]) == []
 
 
-def differing(tmp_path: Path, step_: int, field: str, value: Any) -> list[Difference]:
+def differing(tmp_path: Path, step_: int, field: str, value: Any) -> list[Divergence]:
     a = write(tmp_path / "a.jsonl", STEPS)
     changed = json.loads(json.dumps(STEPS))
     changed[step_][field][0] = value
@@ -663,7 +663,7 @@ def differing(tmp_path: Path, step_: int, field: str, value: Any) -> list[Differ
 def test_compare(
     tmp_path: Path, step_: int, field: str, value: Any, expected: tuple[Any, ...] | None
 ) -> None:
-    differences = [Difference(field, *expected)] if expected else []
+    differences = [Divergence(field, *expected)] if expected else []
     assert differing(tmp_path, step_, field, value) == differences
 
 

@@ -11,7 +11,7 @@ from specmeta._command import Parser, print_figures
 from specmeta._environment import EXTRAS, how_to_install
 
 if TYPE_CHECKING:
-    from specmeta.trace.comparison import Difference
+    from specmeta.trace.comparison import Divergence
     from specmeta.trace.file import Trace
 
 __all__ = ["main"]
@@ -101,7 +101,7 @@ def _print_summary(trace: Trace) -> None:
         Console().print(f"Note: {trace.note}.")
 
 
-def _print_differences(traces: list[Trace], differences: list[Difference]) -> None:
+def _print_differences(traces: list[Trace], differences: list[Divergence]) -> None:
     from rich.console import Console
     from rich.table import Table
 

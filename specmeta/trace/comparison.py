@@ -10,7 +10,7 @@ import numpy as np
 from specmeta.status import Status
 from specmeta.trace.file import Ints, Trace, TraceError
 
-__all__ = ["FIELDS", "Difference", "Place", "compare"]
+__all__ = ["FIELDS", "Divergence", "Place", "compare"]
 
 # What is compared, in this order.
 FIELDS = ("emitted", "committed_len", "seq_len", "used_pages", "status")
@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Divergence:
     """The first difference of a field.
 
     Attributes
@@ -53,7 +53,7 @@ class Difference:
     b: Place
 
 
-def compare(a: Trace, b: Trace) -> list[Difference]:
+def compare(a: Trace, b: Trace) -> list[Divergence]:
     """Return the first difference of each field, none where the runs are the same.
 
     Requests are matched in the order in which they were assigned. Steps are not: two runs that
@@ -70,7 +70,7 @@ def compare(a: Trace, b: Trace) -> list[Difference]:
 
     Returns
     -------
-    list of Difference
+    list of Divergence
         In the order of `FIELDS`.
 
     Raises
@@ -82,7 +82,7 @@ def compare(a: Trace, b: Trace) -> list[Difference]:
     if have_tokens[0] != have_tokens[1]:
         without = (a, b)[have_tokens.index(False)]
         raise TraceError(f"{without.path}: emitted: expected tokens, as in the other, got none")
-    found: dict[str, Difference] = {}
+    found: dict[str, Divergence] = {}
     for request in range(min(a.num_requests, b.num_requests)):
         stories = (_Story(trace, request, have_tokens[0]) for trace in (a, b))
         for difference in _compare_request(request, *stories):
@@ -114,7 +114,7 @@ class _Story:
         return self.trace[name][self.rows]
 
 
-def _compare_request(request: int, a: _Story, b: _Story) -> Iterator[Difference]:
+def _compare_request(request: int, a: _Story, b: _Story) -> Iterator[Divergence]:
     length = min(len(a.tokens), len(b.tokens))
     differ = np.flatnonzero(a.tokens[:length] != b.tokens[:length])
     if len(differ):
@@ -123,7 +123,7 @@ def _compare_request(request: int, a: _Story, b: _Story) -> Iterator[Difference]
             story.place(int(np.argmax(story.counts > token)), str(story.tokens[token]))
             for story in (a, b)
         ]
-        yield Difference("emitted", request, token, *places)
+        yield Divergence("emitted", request, token, *places)
     counts, in_a, in_b = np.intersect1d(a.counts, b.counts, return_indices=True)
     # The first row of a count is also its only one, but for -1.
     in_a, in_b, counts = in_a[counts > 0], in_b[counts > 0], counts[counts > 0]
@@ -142,7 +142,7 @@ def _compare_request(request: int, a: _Story, b: _Story) -> Iterator[Difference]
             story.place(int(index[at]), _show(field, int(story.column(field)[index[at]])))
             for story, index in ((a, in_a), (b, in_b))
         ]
-        yield Difference(field, request, int(counts[at]), *places)
+        yield Divergence(field, request, int(counts[at]), *places)
 
 
 def _show(field: str, value: int) -> str:
