@@ -11,11 +11,11 @@ import pytest
 import tiny_models
 import torch
 from launches import operations
+from tiny_serving import greedy, paged
 from transformers import LlamaForCausalLM
 
 from specmeta.graph import Captured
 from specmeta.models.eagle3 import Eagle3Head
-from specmeta.serving.attention import ATTENTION_NAME
 from specmeta.serving.one_model import OneModelStep
 from specmeta.serving.request import SamplingParams
 from specmeta.serving.step import Shape, Step
@@ -43,22 +43,6 @@ class Models:
     expected: list[list[int]]  # the target's own texts, decoded greedily
 
 
-@torch.no_grad()
-def greedy(model: LlamaForCausalLM, prompt: list[int], count: int) -> list[int]:
-    """Decode with no cache and no paging."""
-    ids = torch.tensor([prompt], device=model.device)
-    for _ in range(count):
-        ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
-    return ids[0, len(prompt) :].tolist()
-
-
-def set_attention(model: LlamaForCausalLM | Eagle3Head, name: str) -> None:
-    if isinstance(model, LlamaForCausalLM):
-        model.set_attn_implementation(name)
-    else:
-        model.config.layer._attn_implementation = name
-
-
 @pytest.fixture(scope="module")
 def models(device: str) -> Models:
     draw = random.Random(3)
@@ -72,7 +56,7 @@ def models(device: str) -> Models:
     tiny_models.train(head, target, [text[:25] for text in texts])
     for model in (target, head, other):
         model.to(device)
-        set_attention(model, ATTENTION_NAME)
+        paged(model)
     return Models(target, head, other, prompts, expected)
 
 
@@ -241,11 +225,11 @@ def test_every_draft_is_the_other_models_own(models: Models, draft_page_size: in
     step = make_step(models, "other", num_drafts=3, draft_page_size=draft_page_size)
     run = drive(step, models.prompts)
     assert_texts(run, models.expected)
-    set_attention(models.other, "sdpa")
+    models.other.set_attn_implementation("sdpa")
     try:
         assert run.drafts == drafts_of(models.other, models, run)
     finally:
-        set_attention(models.other, ATTENTION_NAME)
+        paged(models.other)
     assert 0 < sum(run.accepted) < sum(run.drafted)
 
 
