@@ -30,17 +30,9 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``specmeta generate``: decode, print the text, check it, print a table.
+    """Decode, print the text, check it, print a table.
 
-    Parameters
-    ----------
-    argv : sequence of str
-        The arguments behind the command.
-
-    Returns
-    -------
-    int
-        0; 1 where a text differs from plain greedy decoding in fp32; 2 for bad input.
+    Return 1 where a text differs from plain greedy decoding in fp32, 2 for bad input.
     """
     parser = _parser()
     args = parser.parse_args(argv)

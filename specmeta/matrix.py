@@ -128,17 +128,9 @@ class Result(PassCounts):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``specmeta matrix``: print the table, and what is wrong.
+    """Print the table, and what is wrong.
 
-    Parameters
-    ----------
-    argv : sequence of str
-        The arguments behind the command.
-
-    Returns
-    -------
-    int
-        0; 1 where a text differs or overlap changes the acceptance; 2 for bad input.
+    Return 1 where a text differs or overlap changes the acceptance, 2 for bad input.
     """
     parser = _parser()
     args = parser.parse_args(argv)

@@ -18,18 +18,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``specmeta trace``.
-
-    Parameters
-    ----------
-    argv : sequence of str
-        The arguments behind the command.
-
-    Returns
-    -------
-    int
-        0; 1 where two runs part; 2 for bad input.
-    """
+    """Sum a trace up, draw it, or compare two; 1 where two runs part, 2 for bad input."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.diff and args.output is not None:
