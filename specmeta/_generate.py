@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         plain = speculative
         if args.num_drafts:
             plain = generate(model, prompts, num_drafts=0, **settings)
-        expected = plain_greedy(model, speculative, max_new_tokens=args.max_new_tokens)
+        expected = plain_greedy(model, speculative.texts, max_new_tokens=args.max_new_tokens)
     except (ModelError, RequestError) as error:
         parser.error(str(error))
     report = _report(args, model, speculative, plain, expected)

@@ -314,7 +314,7 @@ def _encode(args: argparse.Namespace, model: Model, examples: list[Example]) -> 
 def _evaluate(
     args: argparse.Namespace, model: Model, examples: list[Example], texts: list[Text]
 ) -> Evaluation:
-    from specmeta.generate import Generation, plain_greedy
+    from specmeta.generate import plain_greedy
 
     def judge(outputs: list[list[int]]) -> tuple[list[str], list[bool]]:
         decode = model.tokenizer.decode
@@ -330,8 +330,7 @@ def _evaluate(
             task = progress.add_task("plain greedy", total=len(texts))
             plain = []
             for text in texts:
-                alone = Generation([text], 0)
-                plain += plain_greedy(model, alone, max_new_tokens=args.max_new_tokens)
+                plain += plain_greedy(model, [text], max_new_tokens=args.max_new_tokens)
                 progress.advance(task)
             reference = _percent(judge(plain)[1])
     return Evaluation(new, right, HypothesisTest(len(texts), reference), stats)

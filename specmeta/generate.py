@@ -5,7 +5,7 @@ Example
 >>> from specmeta import generate, models
 >>> model = models.load("austen")
 >>> result = generate.generate(model, ["It is a truth"], max_new_tokens=16)
->>> expected = generate.plain_greedy(model, result, max_new_tokens=16)
+>>> expected = generate.plain_greedy(model, result.texts, max_new_tokens=16)
 >>> expected == [text.token_ids for text in result.texts]
 True
 """
@@ -287,14 +287,14 @@ def size_cache(
 
 
 @refuse_lack_of_memory()
-def plain_greedy(model: Model, generation: Generation, *, max_new_tokens: int) -> list[list[int]]:
+def plain_greedy(model: Model, texts: Sequence[Text], *, max_new_tokens: int) -> list[list[int]]:
     """Return what ``transformers`` decodes greedily from each prompt, one prompt at a time.
 
     Parameters
     ----------
     model : Model
         The same model: its own weights, under the attention of ``transformers``.
-    generation : Generation
+    texts : sequence of Text
         Whose prompts to decode.
     max_new_tokens : int
         Most new tokens a prompt.
@@ -312,7 +312,7 @@ def plain_greedy(model: Model, generation: Generation, *, max_new_tokens: int) -
     model.target.set_attn_implementation("sdpa")
     try:
         outputs = []
-        for text in generation.texts:
+        for text in texts:
             ids = torch.tensor([text.prompt_ids], device=model.target.device)
             output = model.target.generate(
                 ids,

@@ -196,7 +196,7 @@ def run(
     RequestError
         It has too few positions, or there isn't enough memory.
     """
-    from specmeta.generate import Generation, plain_greedy, read_prompt, size_cache
+    from specmeta.generate import plain_greedy, read_prompt, size_cache
     from specmeta.models import ModelError
     from specmeta.serving.engine import Engine
     from specmeta.serving.memory import refuse_lack_of_memory
@@ -204,7 +204,7 @@ def run(
     if model.head is None:
         raise ModelError(f"{model.name} has no draft head")
     texts = [read_prompt(model, prompt, max_new_tokens=max_new_tokens) for prompt in PROMPTS]
-    expected = plain_greedy(model, Generation(texts, 0), max_new_tokens=max_new_tokens)
+    expected = plain_greedy(model, texts, max_new_tokens=max_new_tokens)
 
     max_rows = max(batches)
     cache = size_cache(

@@ -14,7 +14,7 @@ import torch
 from tiny_serving import KINDS, MAX_SEQ_LEN, NUM_DRAFTS, VOCAB, World, check_no_trace, make_world
 
 from specmeta import BatchMetadata, models
-from specmeta.generate import Generation, Text, plain_greedy
+from specmeta.generate import Text, plain_greedy
 from specmeta.serving import one_model, scheduler, step, two_model
 from specmeta.serving.attention import KVCache, PagedPass
 from specmeta.serving.engine import Engine
@@ -116,7 +116,7 @@ def test_equals_transformers(world: World, kind: str, overlap: bool) -> None:
     requests = submit_greedy(engine, [world.prompt(rng) for _ in range(5)], 24)
     engine.run()
     texts = [Text("", request.prompt_ids) for request in requests]
-    expected = plain_greedy(world.model, Generation(texts, 0), max_new_tokens=24)
+    expected = plain_greedy(world.model, texts, max_new_tokens=24)
     assert [request.token_ids for request in requests] == expected
     if kind != "plain":
         assert 0.1 < sum(engine.stats.accepted) / sum(engine.stats.drafted) < 1

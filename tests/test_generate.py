@@ -38,8 +38,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, device: str) -> models.Model:
 @pytest.fixture(scope="module")
 def expected(tiny: models.Model) -> list[list[int]]:
     """What ``transformers`` generates from `PROMPTS`."""
-    texts = generate(tiny, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=0)
-    return plain_greedy(tiny, texts, max_new_tokens=NEW_TOKENS)
+    plain = generate(tiny, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=0)
+    return plain_greedy(tiny, plain.texts, max_new_tokens=NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_transformers_ends_there_too(tmp_path: Path, expected: list[list[int]]) 
     model = models.load(str(tiny_models.save(tmp_path, end=end)))
     assert model.end_ids == {end}
     result = generate(model, PROMPTS, max_new_tokens=NEW_TOKENS, num_drafts=2, captured=False)
-    assert ids(result) == plain_greedy(model, result, max_new_tokens=NEW_TOKENS)
+    assert ids(result) == plain_greedy(model, result.texts, max_new_tokens=NEW_TOKENS)
     assert len(result.texts[2].token_ids) <= 8
 
 
@@ -192,7 +192,7 @@ def test_at_the_models_last_position(lucky: models.Model, tiny: models.Model) ->
     prompts = ["x" * (limit - 9), "y" * 20]
     for model in (tiny, lucky):
         result = generate(model, prompts, max_new_tokens=9, num_drafts=4, captured=False)
-        assert ids(result) == plain_greedy(model, result, max_new_tokens=9)
+        assert ids(result) == plain_greedy(model, result.texts, max_new_tokens=9)
 
 
 @cpu_only
@@ -383,7 +383,7 @@ def test_bad_requests(
 @cpu_only
 def test_the_most_drafts(tiny: models.Model) -> None:
     result = generate(tiny, ["a"], max_new_tokens=3, num_drafts=64, captured=False)
-    assert ids(result) == plain_greedy(tiny, result, max_new_tokens=3)
+    assert ids(result) == plain_greedy(tiny, result.texts, max_new_tokens=3)
 
 
 @cpu_only
@@ -475,7 +475,7 @@ def test_chat_models_answer(chat: models.Model) -> None:
     rendered = ["user. hello. bot, ", "user. you. bot, "]
     assert [text.prompt for text in result.texts] == ["hello", "you"]
     assert [chat.tokenizer.decode(text.prompt_ids) for text in result.texts] == rendered
-    assert ids(result) == plain_greedy(chat, result, max_new_tokens=4)
+    assert ids(result) == plain_greedy(chat, result.texts, max_new_tokens=4)
     raw = generate(chat, rendered, max_new_tokens=4, num_drafts=2, raw=True)
     assert [text.prompt_ids for text in raw.texts] == [text.prompt_ids for text in result.texts]
     assert ids(raw) == ids(result)
@@ -495,7 +495,7 @@ def test_a_broken_chat_template(chat: models.Model, template: str) -> None:
 
 def test_austen(austen: models.Model) -> None:
     result = generate(austen, AUSTEN_PROMPTS, max_new_tokens=32, num_drafts=4)
-    assert ids(result) == plain_greedy(austen, result, max_new_tokens=32)
+    assert ids(result) == plain_greedy(austen, result.texts, max_new_tokens=32)
     assert result.tokens_per_pass >= 2.0
 
 
@@ -510,7 +510,7 @@ def test_without_the_update_text_and_acceptance_collapse(
         generate(austen, AUSTEN_PROMPTS, max_new_tokens=32, num_drafts=4, captured=captured)
     monkeypatch.setattr(scheduler, "_find_fault", lambda *_: "")
     wrong = generate(austen, AUSTEN_PROMPTS, max_new_tokens=32, num_drafts=4, captured=captured)
-    expected = plain_greedy(austen, wrong, max_new_tokens=32)
+    expected = plain_greedy(austen, wrong.texts, max_new_tokens=32)
     assert all(a != b for a, b in zip(ids(wrong), expected, strict=True))
     assert wrong.tokens_per_pass < 0.75 * right.tokens_per_pass
 
