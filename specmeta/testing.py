@@ -128,7 +128,7 @@ class Guarded:
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         ends: dict[torch.dtype, int] = {}
         for name, tensor in tensors.items():
-            flat = _with_gaps(tensor)
+            flat = stretch(tensor)
             guard = torch.full((GUARD_ELEMENTS,), GUARD, dtype=tensor.dtype)
             by_dtype.setdefault(tensor.dtype, [guard]).extend((flat, guard))
             start = ends.get(tensor.dtype, GUARD_ELEMENTS)
@@ -192,8 +192,8 @@ class Guarded:
         return elements.flatten()
 
 
-def _with_gaps(tensor: Tensor) -> Tensor:
-    """Give the stretch of storage from a tensor's first element to its last."""
+def stretch(tensor: Tensor) -> Tensor:
+    """Give the storage from a tensor's first element to its last, gaps between them included."""
     if tensor.numel() == 0:
         return tensor.new_empty(0)
     last = sum(

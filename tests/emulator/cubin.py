@@ -10,6 +10,7 @@ import struct
 import subprocess
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,14 +18,15 @@ from emulator.sass import Array, Instruction, decode
 from tools.kernel_table import find_cuobjdump
 
 
-class Layout:
+class Layout(NamedTuple):
     """Where an architecture keeps what in constant bank 0, and where its shared memory begins."""
 
-    def __init__(
-        self, params: int, block: int, grid: int, stack: int, descriptor: int, shared: int
-    ):
-        self.params, self.block, self.grid, self.stack = params, block, grid, stack
-        self.descriptor, self.shared = descriptor, shared
+    params: int
+    block: int
+    grid: int
+    stack: int
+    descriptor: int
+    shared: int
 
 
 LAYOUTS = {

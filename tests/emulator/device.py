@@ -21,7 +21,7 @@ from torch import Tensor
 
 from emulator.cubin import LAYOUTS, Kernel, load
 from emulator.machine import Launch, Memory, Schedule, Work, arena
-from specmeta.testing import POISON
+from specmeta.testing import POISON, stretch
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "cmake"
@@ -108,22 +108,14 @@ class Device:
                 launch = Launch(kernel, grid, threads, params, memory, self.schedule, may_overlap)
                 self.works.append(launch.run())
             for key, tensor in placed.items():
-                _stretch(tensors[key]).copy_(_stretch(tensor))
+                stretch(tensors[key]).copy_(stretch(tensor))
 
         return run
 
 
-def _stretch(tensor: Tensor) -> Tensor:
-    """The storage from a tensor's first element to its last."""
-    if tensor.numel() == 0:
-        return tensor.new_empty(0)
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((last + 1,), (1,))
-
-
 def _place(tensors: Mapping[str, Tensor], shift: bool) -> tuple[Memory, dict[str, Tensor]]:
     """Copies of tensors in the GPU's memory. What is poison all over has not been given."""
-    stretches = {name: _stretch(tensor) for name, tensor in tensors.items()}
+    stretches = {name: stretch(tensor) for name, tensor in tensors.items()}
     sizes = {name: t.numel() * t.element_size() for name, t in stretches.items()}
     shifts = {
         name: t.element_size() * (1 + k % 7) if shift and name != "workspace" else 0
