@@ -12,7 +12,7 @@ const TYPES = {
   uint8: Uint8Array, int8: Int8Array, uint16: Uint16Array, int16: Int16Array, uint32: Uint32Array, int32: Int32Array,
 };
 const data = {};
-// first + i: the rows of request r, and the events of page p or of step s, in order.
+// The rows of each request, and the events of each page, in order.
 const index = {};
 let numSteps = 0, numRequests = 0, numPages = 0, mostDrafts = 0, mostUsed = 1, laneOf = [], lanes = { slot: 0, row: 0 };
 
@@ -28,7 +28,6 @@ async function load() {
   numPages = data.event_page.length ? data.event_page[data.event_page.length - 1] + 1 : 0;
   index.request = group(data.request, numRequests);
   index.page = group(data.event_page, numPages);
-  index.step = group(data.event_step, numSteps);
   for (const name of ["emitted", "draft_tokens"]) data[`${name}_first`] = sums(data[`${name}_count`]);
   for (const name of ["drafts", "accepted"]) for (const count of data[name]) mostDrafts = Math.max(mostDrafts, count);
   for (const used of data.step_used_pages) mostUsed = Math.max(mostUsed, used);
@@ -455,8 +454,8 @@ function showEvents(held, reached, given) {
 }
 
 /** Who had a page around the chosen step, in words. */
-function history(page, most = 6) {
-  const { first, items } = index.page, at = eventAt(page, state.step);
+function history(page) {
+  const most = 6, { first, items } = index.page, at = eventAt(page, state.step);
   let begin = first[page];
   while (items[begin] < at && begin < first[page + 1]) begin++;
   begin = Math.max(first[page], begin - (most >> 1));
