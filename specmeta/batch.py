@@ -216,6 +216,13 @@ class BatchMetadata:
                 raise ValueError(
                     f"kv_capacity: expected none with with_kv_indices=False, got {kv_capacity}"
                 )
+        for name, flag in (
+            ("with_kv_indices", with_kv_indices),
+            ("with_block_table", with_block_table),
+            ("eagle", eagle),
+        ):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name}: expected a bool, got {flag!r}")
         if index_dtype not in (torch.int32, torch.int64):
             raise ValueError(f"index_dtype: expected int32 or int64, got {index_dtype}")
         if eagle and ledger is None:
@@ -556,7 +563,8 @@ class BatchMetadata:
 
         The first step of a loop also takes the rejected drafts off the lengths. Writes
         ``seq_lens``, ``draft_ids``, ``draft_position_ids``, ``draft_slot_mapping`` and the page
-        lists; ``tokens``, ``num_drafts`` and ``written_lens`` by slot.
+        lists; ``tokens``, ``num_drafts`` and ``written_lens`` by slot. A draft that does not follow
+        the one before it, since an index was left out, is not recorded: ``num_drafts`` stays.
 
         Parameters
         ----------

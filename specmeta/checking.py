@@ -176,7 +176,7 @@ class Checker(observe.Observer):
         self.calls = self.more = 0
         self.finding: Finding | None = None
         self.faults = Status(0)
-        self._directory = directory
+        self._directory = Path(directory)
         self._steps: Recent[int] = Recent(int)
         self._history = History()
 

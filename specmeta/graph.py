@@ -126,7 +126,7 @@ def capture(step: Callable[[], None], *, num_rows: Tensor, pool: Any = None) -> 
         that it made itself (make the step's state before the capture), or calls a method of
         :class:`specmeta.BatchMetadata` that belongs to the host, or this function.
     ValueError
-        `num_rows` is not such a tensor.
+        `step` cannot be called, or `num_rows` is not such a tensor.
 
     Examples
     --------
@@ -138,6 +138,8 @@ def capture(step: Callable[[], None], *, num_rows: Tensor, pool: Any = None) -> 
     tensor([2., 2.])
     """
     check_host("capture")
+    if not callable(step):
+        raise ValueError(f"step: expected a function, got {step!r}")
     if not isinstance(num_rows, Tensor):
         raise ValueError(f"num_rows: expected an int32 tensor of one element, got {num_rows!r}")
     if num_rows.dtype != torch.int32 or num_rows.shape != (1,):

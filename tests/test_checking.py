@@ -130,6 +130,15 @@ def test_a_difference_is_reported_once_with_a_case(
     assert [path.name for path in tmp_path.iterdir()] == ["check_stage_step_1.json"]
 
 
+def test_no_directory_fails_at_once() -> None:
+    """Not when something has been found, and its case has no place."""
+    with (
+        pytest.raises(TypeError, match=r"expected str, bytes or os\.PathLike"),
+        specmeta.check(None),
+    ):
+        pass
+
+
 def test_an_error_of_the_loop_is_not_hidden(tmp_path: Path) -> None:
     def fail() -> None:
         with specmeta.check(tmp_path):

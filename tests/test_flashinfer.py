@@ -220,6 +220,26 @@ def test_one_buffer_too_small_for_a_row(device: str) -> None:
     assert batch.status.tolist()[0] == specmeta.Status.OVERFLOW
 
 
+def test_what_is_no_batch() -> None:
+    message = r"^batch: expected a BatchMetadata, got None$"
+    for call in (
+        lambda: adapter.plan_bounds(None),
+        lambda: adapter.decode_arguments(None),
+        lambda: adapter.bind(None, PlainWrapper(4, 21, "cpu")),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [1.5, "2", torch.tensor(2), 0])
+def test_query_lens_that_are_no_numbers(wrong: Any) -> None:
+    batch = make_batch(4, "cpu", pad_seq_len=1)
+    with pytest.raises(ValueError, match=r"^query_len: expected an integer"):
+        adapter.plan_bounds(batch, query_len=wrong)
+    with pytest.raises(ValueError, match=r"^max_query_len: expected an integer"):
+        adapter.decode_arguments(batch, max_query_len=wrong)
+
+
 # --- Attention, end to end ---------------------------------------------------------------------
 
 
@@ -479,7 +499,7 @@ def test_bind_wants_room_for_the_pad_pages() -> None:
 
 
 def test_other_errors() -> None:
-    with pytest.raises(ValueError, match="query_len: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"query_len: expected an integer in .*, got 0"):
         adapter.plan_bounds(make_batch(4, "cpu"), query_len=0)
     with pytest.raises(ValueError, match="expected sums up to 2147483647, got 4294967296"):
         adapter.plan_bounds(make_batch(4, "cpu"), query_len=2**30)

@@ -243,6 +243,11 @@ def test_num_rows_is_a_tensor(num_rows: Any) -> None:
         capture(lambda: None, num_rows=num_rows)
 
 
+def test_what_cannot_be_called() -> None:
+    with pytest.raises(ValueError, match=r"^step: expected a function, got None$"):
+        capture(None, num_rows=torch.ones(1, dtype=torch.int32))
+
+
 @pytest.mark.parametrize(
     ("num_rows", "got"),
     [

@@ -178,7 +178,7 @@ def test_what_is_no_int32(name: str, values: Any, expected: str) -> None:
 @pytest.mark.parametrize("batch_size", [-1, 3])
 def test_a_batch_larger_than_the_buffers(batch_size: int) -> None:
     used, out = ints(1, 1), poisoned(4)
-    message = f"^batch_size: expected 0 to the . sequences of pages_per_seq, got {batch_size}$"
+    message = rf"^batch_size: expected an integer in \[0, 2\], got {batch_size}$"
     with pytest.raises(ValueError, match=message):
         trtllm.build_cache_loc_from_full([7, 8], [0, 1, 2], [1, 1], batch_size)
     with pytest.raises(ValueError, match=message):
@@ -315,6 +315,65 @@ def test_the_hosts_lengths_are_no_substitute() -> None:
         given[name + "_host"] = args[name]
         with pytest.raises(ValueError, match=f"^named_args: expected {name}, got"):
             trtllm.increment_position_ids(given, ints(1, 1), 4)
+
+
+def test_what_is_no_tensor_where_one_is_needed() -> None:
+    """None would be taken for something that was left out, and mean something else."""
+    values = layout([4, 5], [1, 1], PAGES, 4)
+    args = named_args(values)
+    for name in ("position_ids", "cu_seqlen", "seq_len_with_cache"):
+        with pytest.raises(ValueError, match=f"^{name}: expected a tensor, got NoneType$"):
+            trtllm.increment_position_ids(args | {name: None}, ints(1, 1), 4)
+        info = sequence_info(values, 4)
+        setattr(info, name, None)
+        message = f"^info: expected a tensor {name}, got NoneType$"
+        with pytest.raises(AttributeError, match=message):
+            trtllm.offset_pos_and_cache_(info, ints(1, 1))
+        if name != "position_ids":  # may be left out there
+            with pytest.raises(AttributeError, match=message):
+                trtllm.switch_to_generate_(info)
+    info = sequence_info(values, 4)
+    for wrong, got in (
+        (None, "a tensor, got NoneType"),
+        (torch.tensor(1), "one dimension, got .*"),
+    ):
+        with pytest.raises(ValueError, match=f"^increment: expected {got}$"):
+            trtllm.increment_position_ids(args, wrong, 4)
+        with pytest.raises(ValueError, match=f"^offset: expected {got}$"):
+            trtllm.offset_pos_and_cache_(info, wrong)
+    with pytest.raises(ValueError, match=r"^gather_slot_idx: expected a tensor, got NoneType$"):
+        trtllm.offset_with_new_lens_(info, ints(1, 1), None)
+    with pytest.raises(ValueError, match=r"^full_cache_loc: expected a tensor, got list$"):
+        trtllm.increment_position_ids(args | {"full_cache_loc": [1]}, ints(1, 1), 4)
+    with pytest.raises(ValueError, match=r"^named_args: expected a mapping, got None$"):
+        trtllm.increment_position_ids(None, ints(1, 1), 4)
+    with pytest.raises(ValueError, match=r"^pages_per_seq: expected a tensor, got list$"):
+        trtllm.build_cache_loc_from_full(ints(7), ints(0, 1), [1], 1, out=ints(0))
+    check(args, values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position_ids": None}, "position_ids: expected a tensor, got NoneType"),
+        ({"previous_batch_indices": None}, "previous_batch_indices: expected a tensor, got NoneT"),
+        ({"cu_seqlens_q": None}, "cu_seqlens_q: expected a tensor, got NoneType"),
+        ({"tokens_per_gen_step": None}, "tokens_per_gen_step: expected an integer, got None"),
+        ({"tokens_per_gen_step": 0}, "tokens_per_gen_step: expected an integer in .*, got 0"),
+    ],
+)
+def test_what_the_overlap_scheduler_must_give(changes: dict[str, Any], message: str) -> None:
+    call: dict[str, Any] = {
+        "position_ids": ints(10),
+        "kv_lens_cuda": ints(16),
+        "new_tokens_lens": ints(2),
+        "previous_batch_indices": ints(0),
+        "cu_seqlens_q": ints(0, 1),
+        "tokens_per_gen_step": 3,
+    }
+    with pytest.raises(ValueError, match=f"^{message}"):
+        trtllm.offset_from_previous_(**call | changes)
+    assert call["kv_lens_cuda"].tolist() == [16]
 
 
 def test_more_counts_than_rows_raise() -> None:
@@ -831,8 +890,17 @@ def test_twins_keep_each_step(device: str) -> None:
         twins.fetch(info | {"input_pos": ints(1, 2, 3).to(device)})
     twins.fetch(info)
     assert twins.read()["input_pos_host"].tolist() == [9, 10]
-    with pytest.raises(ValueError, match="expected tensors and a depth of at least 1"):
-        trtllm.HostTwins({})
+    for wrong, message in (
+        ({"tensors": {}}, r"^tensors: expected names and tensors, got {}$"),
+        ({"tensors": None}, "^tensors: expected names and tensors, got None$"),
+        ({"tensors": {"input_pos": None}}, "^input_pos: expected a tensor, got NoneType$"),
+        ({"tensors": info, "depth": 0}, r"^depth: expected an integer in .*, got 0$"),
+        ({"tensors": info, "depth": 1.5}, "^depth: expected an integer, got 1.5$"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trtllm.HostTwins(**wrong)
+    with pytest.raises(ValueError, match=r"^input_pos: expected a tensor, got NoneType$"):
+        twins.fetch({})
 
 
 def test_twins_never_wait_and_never_race() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specmeta._integers import check_integer
 from specmeta.batch import BatchMetadata
 
 __all__ = ["bind", "decode_arguments", "outputs", "plan_bounds"]
@@ -94,6 +95,7 @@ def bind(batch: BatchMetadata, wrapper: Any, *, with_qo_indptr: bool = False) ->
         contiguous, or it has no room for the pad pages of a batch made with ``pad_seq_len=1``, or
         `outputs` raises; the batch is unchanged then.
     """
+    _check_batch(batch)
     tensors = outputs(wrapper)
     if with_qo_indptr:
         tensors["cu_seqlens_q"] = _buffer(wrapper, "_qo_indptr_buf")
@@ -130,7 +132,7 @@ def plan_bounds(batch: BatchMetadata, *, query_len: int | None = None) -> tuple[
     Raises
     ------
     ValueError
-        `query_len` is below 1, or a sum is past 2**31 - 1.
+        `query_len` is no integer or below 1, or a sum is past 2**31 - 1.
 
     Examples
     --------
@@ -141,8 +143,9 @@ def plan_bounds(batch: BatchMetadata, *, query_len: int | None = None) -> tuple[
     >>> [bound.tolist() for bound in plan_bounds(batch, query_len=3)]
     [[0, 3, 6], [0, 3, 6], [], [4, 4]]
     """
-    if query_len is not None and query_len < 1:
-        raise ValueError(f"query_len: expected at least 1, got {query_len}")
+    _check_batch(batch)
+    if query_len is not None:
+        query_len = check_integer("query_len", query_len, low=1)
     most = batch.max_rows * max(batch.max_pages, query_len or 0)
     if most >= 2**31:
         raise ValueError(f"batch: expected sums up to {2**31 - 1}, got {most}")
@@ -181,7 +184,8 @@ def decode_arguments(
     Raises
     ------
     ValueError
-        The batch has no block table, or was made with ``pad_seq_len=0``.
+        The batch has no block table, or was made with ``pad_seq_len=0``; `max_query_len` is no
+        integer or below 1.
 
     Examples
     --------
@@ -194,6 +198,9 @@ def decode_arguments(
     >>> arguments["seq_lens"].tolist(), arguments["max_seq_len"]
     ([1, 1], 12)
     """
+    _check_batch(batch)
+    if max_query_len is not None:
+        max_query_len = check_integer("max_query_len", max_query_len, low=1)
     if batch.block_table is None:
         raise ValueError("batch: expected one with a block table, got with_block_table=False")
     if batch._pads["pad_seq_len"] != 1:
@@ -210,6 +217,11 @@ def decode_arguments(
             "cum_seq_lens_q": batch.cu_seqlens_q,
         }
     return arguments
+
+
+def _check_batch(batch: Any) -> None:
+    if not isinstance(batch, BatchMetadata):
+        raise ValueError(f"batch: expected a BatchMetadata, got {batch!r}")
 
 
 def _buffer(wrapper: Any, attribute: str) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specmeta import Status, ops
-from specmeta._integers import check_integers
+from specmeta._integers import check_integer, check_integers
 from specmeta.serving.ring import DownloadRing, Fetched
 
 __all__ = [
@@ -81,9 +81,9 @@ def build_cache_loc_from_full(
     Raises
     ------
     ValueError
-        More sequences than there are. Without `out`: `status` or `workspace`; a tensor that is not
-        on the CPU, numbers that are no integers or no int32; a sequence that wants more pages than
-        it has, fewer than none, or one of -1.
+        More sequences than there are. With `out`: `pages_per_seq` is no tensor. Without: `status`
+        or `workspace`; a tensor that is not on the CPU, numbers that are no integers or no int32; a
+        sequence that wants more pages than it has, fewer than none, or one of -1.
     RuntimeError
         A tensor that cannot be right; nothing has been written then.
 
@@ -94,11 +94,8 @@ def build_cache_loc_from_full(
     tensor([10, 20, 21], dtype=torch.int32)
     """
     if out is not None:
-        if not 0 <= batch_size <= len(pages_per_seq):
-            raise ValueError(
-                f"batch_size: expected 0 to the {len(pages_per_seq)} sequences of pages_per_seq, "
-                f"got {batch_size}"
-            )
+        _check_tensor("pages_per_seq", pages_per_seq)
+        batch_size = check_integer("batch_size", batch_size, low=0, high=len(pages_per_seq))
         # Pages of one token: a length is then a number of pages.
         ops.advance(
             None,
@@ -132,6 +129,7 @@ def build_cache_loc_from_full(
         integers = check_integers(name, values, low=-(2**31))
         tensors.append(torch.tensor(integers, dtype=torch.int32))
     full, indptr, used = tensors
+    batch_size = check_integer("batch_size", batch_size, low=0, high=len(used))
     indptr, used = indptr[: batch_size + 1], used[:batch_size]
     wanted = used.tolist()
     out = torch.empty(min(sum(n for n in wanted if n > 0), len(full)), dtype=torch.int32)
@@ -190,7 +188,7 @@ def increment_position_ids(
     Raises
     ------
     ValueError
-        A tensor that is needed is missing; more increments than sequences.
+        A tensor that is needed is missing or none; more increments than sequences.
     RuntimeError
         A tensor that cannot be right; nothing has been written then.
 
@@ -207,9 +205,12 @@ def increment_position_ids(
     >>> moved["position_ids"].tolist(), moved["cache_loc"].tolist()
     ([32], [100, 101])
     """
+    if not isinstance(named_args, Mapping):
+        raise ValueError(f"named_args: expected a mapping, got {named_args!r}")
     for name in ("position_ids", "cu_seqlen", "seq_len_with_cache"):
         if name not in named_args:
             raise ValueError(f"named_args: expected {name}, got {sorted(named_args)}")
+        _check_tensor(name, named_args[name])
     num_rows = _num_rows("increment", increment, named_args["seq_len_with_cache"])
     full_cache_loc = named_args.get("full_cache_loc")
     cu_allocated_pages = named_args.get("cu_allocated_pages")
@@ -217,7 +218,9 @@ def increment_position_ids(
     moves = ["position_ids", "seq_len_with_cache", *_OUTPUTS]
     if with_pages:
         moves.append("cache_loc")
-    changed = [name for name in moves if name in named_args]
+    changed = [name for name in moves if named_args.get(name) is not None]
+    for name in ("full_cache_loc", *changed) if with_pages else changed:
+        _check_tensor(name, named_args[name])
     stale = {name + _HOST for name in moves}
 
     result = {name: value for name, value in named_args.items() if name not in stale}
@@ -282,14 +285,14 @@ def offset_pos_and_cache_(
     AttributeError
         `info` lacks a buffer that is needed.
     ValueError
-        More offsets than sequences.
+        More offsets than sequences, or no tensor of them.
     RuntimeError
         A tensor that cannot be right; nothing has been written then.
     """
     _advance(
         info,
         offset,
-        num_rows=_num_rows("offset", offset, info.seq_len_with_cache),
+        num_rows=_num_rows("offset", offset, _needed(info, "seq_len_with_cache")),
         status=status,
         workspace=workspace,
     )
@@ -326,9 +329,12 @@ def offset_with_new_lens_(
     ------
     AttributeError
         `info` lacks a buffer that is needed.
+    ValueError
+        `gather_slot_idx` is no tensor.
     RuntimeError
         A tensor that cannot be right; nothing has been written then.
     """
+    _check_tensor("gather_slot_idx", gather_slot_idx)
     _advance(
         info,
         new_lens,
@@ -338,6 +344,13 @@ def offset_with_new_lens_(
         status=status,
         workspace=workspace,
     )
+
+
+def _needed(info: Any, name: str) -> Tensor:
+    buffer = getattr(info, name, None)
+    if not isinstance(buffer, Tensor):
+        raise AttributeError(f"info: expected a tensor {name}, got {type(buffer).__qualname__}")
+    return buffer
 
 
 def _advance(info: Any, counts: Tensor, **how: Any) -> None:
@@ -351,13 +364,13 @@ def _advance(info: Any, counts: Tensor, **how: Any) -> None:
         )
     ops.advance(
         counts,
-        info.seq_len_with_cache,
+        _needed(info, "seq_len_with_cache"),
         page_size=info.tokens_per_block,
         max_seq_len=info.max_seq_len,
-        cu_seqlens_q=info.cu_seqlen,
+        cu_seqlens_q=_needed(info, "cu_seqlen"),
         alloc_pages=full_cache_loc,
         alloc_indptr=cu_allocated_pages,
-        position_ids=_flat(info.position_ids),
+        position_ids=_flat(_needed(info, "position_ids")),
         cached_lens=getattr(info, "input_pos", None),
         pages_per_seq=getattr(info, "pages_per_seq", None),
         last_page_len=getattr(info, "last_page_len", None),
@@ -392,8 +405,8 @@ def switch_to_generate_(info: Any, *, status: Tensor | None = None) -> None:
         A tensor that cannot be right; nothing has been written then.
     """
     ops.keep_last(
-        info.cu_seqlen,
-        info.seq_len_with_cache,
+        _needed(info, "cu_seqlen"),
+        _needed(info, "seq_len_with_cache"),
         input_ids=_flat(getattr(info, "input_ids", None)),
         position_ids=_flat(getattr(info, "position_ids", None)),
         query_lens=getattr(info, "seq_len", None),
@@ -448,6 +461,8 @@ def offset_from_previous_(
     ------
     RuntimeError
         A tensor that cannot be right; nothing has been written then.
+    ValueError
+        One that is needed is none, or `tokens_per_gen_step` is no integer above 0.
 
     Examples
     --------
@@ -460,6 +475,13 @@ def offset_from_previous_(
     >>> positions.tolist(), kv_lens.tolist()
     ([12, 13, 14], [15])
     """
+    for name, tensor in (
+        ("position_ids", position_ids),
+        ("previous_batch_indices", previous_batch_indices),
+        ("cu_seqlens_q", cu_seqlens_q),
+    ):
+        _check_tensor(name, tensor)
+    tokens_per_gen_step = check_integer("tokens_per_gen_step", tokens_per_gen_step, low=1)
     ops.advance(
         new_tokens_lens,
         kv_lens_cuda,
@@ -501,10 +523,11 @@ class HostTwins:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], *, depth: int = 2) -> None:
-        if not tensors or depth < 1:
-            raise ValueError(
-                f"expected tensors and a depth of at least 1, got {list(tensors)} and {depth}"
-            )
+        if not isinstance(tensors, Mapping) or not tensors:
+            raise ValueError(f"tensors: expected names and tensors, got {tensors!r}")
+        for name, tensor in tensors.items():
+            _check_tensor(name, tensor)
+        depth = check_integer("depth", depth, low=1)
         self._sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
         self._device = next(iter(tensors.values())).device
         self._depth = depth
@@ -528,11 +551,13 @@ class HostTwins:
         RuntimeError
             `depth` sets have not been read.
         ValueError
-            A tensor is larger than it was at the start, or on another device; nothing is queued.
+            A tensor is missing, larger than it was at the start, or on another device; nothing is
+            queued.
         """
         if len(self._sets) == self._depth:
             raise RuntimeError(f"all {self._depth} sets are unread")
         for name, size in self._sizes.items():
+            _check_tensor(name, tensors.get(name))
             if tensors[name].nbytes > size:
                 raise ValueError(
                     f"{name}: expected at most {size} bytes, got {tensors[name].nbytes}"
@@ -559,7 +584,16 @@ class HostTwins:
         return {name + _HOST: copy.read() for name, copy in self._sets.popleft().items()}
 
 
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name}: expected a tensor, got {type(value).__qualname__}")
+
+
 def _num_rows(name: str, counts: Tensor, lens: Tensor) -> int | None:
+    for what, tensor in ((name, counts), ("seq_len_with_cache", lens)):
+        _check_tensor(what, tensor)
+        if tensor.dim() != 1:
+            raise ValueError(f"{what}: expected one dimension, got shape {list(tensor.shape)}")
     if len(counts) > len(lens):
         raise ValueError(
             f"{name}: expected at most the {len(lens)} sequences of seq_len_with_cache, "
@@ -569,5 +603,6 @@ def _num_rows(name: str, counts: Tensor, lens: Tensor) -> int | None:
 
 
 def _flat(by_token: Any) -> Any:
-    """View a tensor by token of the shape [1, T] or [B, 1] as [T]."""
-    return by_token if by_token is None or by_token.dim() == 1 else by_token.view(-1)
+    """View a tensor by token of the shape [1, T] or [B, 1] as [T]; pass on anything else."""
+    is_flat = not isinstance(by_token, Tensor) or by_token.dim() == 1
+    return by_token if is_flat else by_token.view(-1)
