@@ -26,7 +26,7 @@ from specmeta.models import fetch
 from specmeta.models.eagle3 import Eagle3Head
 from specmeta.serving.attention import ATTENTION_NAME
 
-__all__ = ["BUILT_IN", "Model", "ModelError", "check_fit", "check_model", "load", "resolve"]
+__all__ = ["BUILT_IN", "Model", "ModelError", "check_model", "load", "resolve"]
 
 BUILT_IN = ("austen", "smollm2")
 BUILT_IN_FOLDER = Path(__file__).parent
@@ -166,7 +166,7 @@ def load(
                 embed_tokens=target.model.embed_tokens.weight,
                 attn_implementation=ATTENTION_NAME,
             )
-        check_fit(target.config, head)
+        _check_fit(target.config, head)
     end_ids = _read_end_ids(folder, target)
     # Whatever else the folder suggests (sampling, penalties) isn't greedy decoding.
     target.generation_config = GenerationConfig(
@@ -183,21 +183,8 @@ def check_model(name: str, model: object) -> None:
         )
 
 
-def check_fit(config: LlamaConfig, head: Eagle3Head) -> None:
-    """Check that a head drafts for a model of this configuration.
-
-    Parameters
-    ----------
-    config : LlamaConfig
-        The model's configuration.
-    head : Eagle3Head
-        The head.
-
-    Raises
-    ------
-    ModelError
-        It doesn't; the message says what differs.
-    """
+def _check_fit(config: LlamaConfig, head: Eagle3Head) -> None:
+    """Raise ModelError where a head doesn't draft for a model of this configuration."""
 
     def expect(what: str, expected: object, got: object) -> None:
         if got != expected:

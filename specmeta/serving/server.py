@@ -28,7 +28,7 @@ from specmeta.serving.protocol import ApiError, no_model, public_name
 if TYPE_CHECKING:
     from specmeta.serving.engine import Engine
 
-__all__ = ["make_app", "make_server", "serve"]
+__all__ = ["make_server", "serve"]
 
 # With what is accepted at a time, fewer than the 1024 files that a process may have by default.
 MAX_CONNECTIONS = 512
@@ -38,20 +38,7 @@ GRACE_SECONDS = 5  # for texts to end before the server does
 ABORT_SECONDS = 1  # for clients to read how they ended
 
 
-def make_app(thread: EngineThread, model: Model) -> Starlette:
-    """Return the application.
-
-    Parameters
-    ----------
-    thread : EngineThread
-        A thread that runs.
-    model : Model
-        Its engine's model.
-
-    Returns
-    -------
-    Starlette
-    """
+def _make_app(thread: EngineThread, model: Model) -> Starlette:
     name = public_name(model)
     registry = make_registry(thread)
     described = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "specmeta"}
@@ -112,7 +99,7 @@ def make_server(
     uvicorn.Server
     """
     config = uvicorn.Config(
-        make_app(thread, model),
+        _make_app(thread, model),
         lifespan="off",
         log_level="warning",
         http=_Connection,
