@@ -277,19 +277,10 @@ def _serve(
 
 
 def first_layers(model: Model) -> Model:
-    """Return a small Llama with the same tokenizer: the first half of a model's layers.
+    """Return a small Llama with the same tokenizer: the first half of a model's layers, no head.
 
     Embedding, norm and output matrix are the model's own, so that what it drafts is better than
     nothing. No weights are copied.
-
-    Parameters
-    ----------
-    model : Model
-
-    Returns
-    -------
-    Model
-        Without a head.
     """
     from transformers import LlamaForCausalLM
 
@@ -307,18 +298,10 @@ def first_layers(model: Model) -> Model:
 
 
 def find_faults(results: Sequence[Result]) -> list[str]:
-    """Return what is wrong with the results, a line each.
+    """Return what is wrong with results with and without overlap, a line each.
 
-    Parameters
-    ----------
-    results : sequence of Result
-        With and without overlap.
-
-    Returns
-    -------
-    list of str
-        Combinations with texts that aren't the reference's, and those whose counts of verified and
-        accepted drafts depend on overlap.
+    That is combinations with texts that aren't the reference's, and those whose counts of verified
+    and accepted drafts depend on overlap.
     """
     faults = []
     for result in results:

@@ -140,18 +140,7 @@ def read_bench(output: Output) -> Finding:
 
 
 def operations_in_a_graph(bench: dict[str, Any]) -> dict[str, Any]:
-    """Return how long each operation takes in a graph at 256 rows, by size.
-
-    Parameters
-    ----------
-    bench : dict
-        The JSON of the benches.
-
-    Returns
-    -------
-    dict
-        By operation: ``warm_us`` and ``cold_us`` by size.
-    """
+    """Return, by operation and size, ``warm_us`` and ``cold_us`` in a graph at 256 rows."""
     found: dict[str, Any] = {}
     for line in bench["results"]:
         is_ours = (line["implementation"], line["mode"]) == ("ours", "graph")

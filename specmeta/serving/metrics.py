@@ -16,17 +16,7 @@ __all__ = ["make_registry"]
 
 
 def make_registry(thread: EngineThread) -> CollectorRegistry:
-    """Return a registry that shows what `thread` counts at the moment of a scrape.
-
-    Parameters
-    ----------
-    thread : EngineThread
-        Whose counts to show.
-
-    Returns
-    -------
-    CollectorRegistry
-    """
+    """Return a registry that shows what `thread` counts at the moment of a scrape."""
     registry = CollectorRegistry()
     registry.register(_EngineCollector(thread))
     return registry

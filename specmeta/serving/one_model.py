@@ -52,13 +52,7 @@ class OneModelStep(Step):
         return [partial(self.run, shape, sampling=sampling)]
 
     def run(self, shape: Shape, *, sampling: bool = False) -> None:
-        """Run a step as it stands, as `launches` captures it.
-
-        Parameters
-        ----------
-        shape : Shape
-        sampling : bool
-        """
+        """Run a step as it stands, as `launches` captures it."""
         aux = self._verify(shape, sampling=sampling, aux_ids=self._aux_ids)
         if self.drafter is None:
             return

@@ -247,17 +247,7 @@ def shorten(name: str) -> str:
 
 
 def public_name(model: Model) -> str:
-    """Return a model's name for clients: where a folder lies is nobody's business.
-
-    Parameters
-    ----------
-    model : Model
-        The model.
-
-    Returns
-    -------
-    str
-    """
+    """Return a model's name for clients: where a folder lies is nobody's business."""
     return Path(model.name).resolve().name
 
 

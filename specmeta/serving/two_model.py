@@ -99,25 +99,13 @@ class TwoModelStep(Step):
         return parts
 
     def run_target(self, shape: Shape, *, sampling: bool = False) -> None:
-        """Run the target's part of a step as it stands.
-
-        Parameters
-        ----------
-        shape : Shape
-        sampling : bool
-        """
+        """Run the target's part of a step as it stands."""
         aux = self._verify(shape, sampling=sampling, aux_ids=self._aux_ids)
         if self._is_eagle:
             self._aux[: shape.num_tokens] = aux
 
     def run_draft(self, shape: Shape) -> None:
-        """Run the drafter's part of a step as it stands, behind the target's.
-
-        Parameters
-        ----------
-        shape : Shape
-            The target's.
-        """
+        """Run the drafter's part of a step as it stands, behind the target's of this shape."""
         batch = self.draft_batch.first_rows(shape.rows)
         if not self._is_eagle:
             lens = self.batch.first_rows(shape.rows).query_lens
