@@ -6,7 +6,7 @@ import ast
 import re
 from typing import Any
 
-from specmeta.cases import Case, CaseError, parse, read_json
+from specmeta.cases import FIELDS, Case, CaseError, parse, read_json
 
 __all__ = ["read_call"]
 
@@ -16,8 +16,6 @@ _SCALAR = re.compile(
     r"(?:np\.)?(?:u?int\d+|bool_|tensor)\(\s*(-?\d+|True|False)\s*(?:,[^()]*)?\)"
     r"|np\.(True|False)_"
 )
-# What a case has beside its arguments.
-_ASIDE = ("name", "why", "op", "expect", "dtypes", "gaps")
 
 
 def read_call(text: str, *, source: str, operator: str | None = None) -> Case:
@@ -44,7 +42,7 @@ def read_call(text: str, *, source: str, operator: str | None = None) -> Case:
         if not isinstance(data, dict):
             return parse(data, source=source)  # says what it should be
         if "args" not in data:
-            data["args"] = {name: data.pop(name) for name in [*data] if name not in _ASIDE}
+            data["args"] = {name: data.pop(name) for name in [*data] if name not in FIELDS}
     else:
         data = _read_lines(text, source)
     if operator is not None and data.setdefault("op", operator) != operator:

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 _MOST_GAPS = 2**26  # elements between the rows of a tensor, in all
-_FIELDS = ("name", "why", "op", "args", "expect", "dtypes", "gaps")
+FIELDS = ("name", "why", "op", "args", "expect", "dtypes", "gaps")
 _DTYPES = {"int32": torch.int32, "int64": torch.int64}
 # The sizes that a case may name: the outputs that have them, and how many entries more.
 _SIZES = {
@@ -199,8 +199,8 @@ class _Parser:
         if not isinstance(data, dict):
             self._fail("the file", "an object", data)
         for field in data:
-            if field not in _FIELDS:
-                self._fail("a field", f"one of {', '.join(_FIELDS)}", field)
+            if field not in FIELDS:
+                self._fail("a field", f"one of {', '.join(FIELDS)}", field)
         for field in ("args", "expect", "dtypes", "gaps"):
             if not isinstance(data.get(field, {}), dict):
                 self._fail(field, "an object", data[field])
