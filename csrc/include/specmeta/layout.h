@@ -84,82 +84,62 @@ class LayoutWriter {
     }
   }
 
-  // In runs, each for threads that go on together, strip after strip: a page for each of them. The row at which they
-  // stand is the same for all; a thread whose page is a later row's looks ahead. Rows touch: where one's pages end, the
-  // next one's begin.
+  // In runs, each for threads that go on together, strip after strip: a page for each of them. Rows touch: where one's
+  // pages end, the next one's begin.
   template <class Cta>
   SPECMETA_HD void write_runs(Cta& cta, const Window& window) const {
     const LayoutRow* tile = cta.tile();
     const auto lanes = static_cast<uint32_t>(cta.lanes());
     const Part run = cut(window.page, window.page_end, cta.rank() / lanes, cta.size() / lanes);
     const auto page_begin = [&](int32_t k) { return tile[k].page_begin; };
-    int32_t r = cta.find_owner(window.num_rows, static_cast<int32_t>(run.begin), page_begin);
     const int32_t many = 2 * cta.lanes();  // rows that begin in kInFlight strips
+    int32_t r = cta.find_owner(window.num_rows, static_cast<int32_t>(run.begin), page_begin);
     uint32_t i = run.begin;
     SPECMETA_NO_UNROLL
     while (i < run.end) {
       const uint32_t at = i + cta.rank() % lanes;
-      const uint32_t stop = min32(i + kInFlight * lanes, run.end);
-      if (r + many < window.num_rows && static_cast<uint32_t>(tile[r + many].page_begin) < stop) {
-        // So many rows that each thread had better search for its own: one strip.
-        if (at < run.end) {
-          const LayoutRow& own = tile[find_owner(window.num_rows, static_cast<int32_t>(at), page_begin)];
-          store(out_.kv_indices + at, own.seq_len > 0 ? load(to_tensor(own.ids + at)) : out_.pad_page);
-          replace_page(cta, window, at);
-        }
-        i += lanes;
-        r = cta.find_owner(window.num_rows, static_cast<int32_t>(min32(i, run.end - 1)), page_begin);
-        continue;
-      }
-      // NOTE: first all loads, then all stores: a compiler keeps their order.
-      int32_t page[kInFlight];
-      const int32_t* ids = tile[r].ids;
-      int32_t seq_len = tile[r].seq_len;
-      auto row_end = static_cast<uint32_t>(tile[r].page_end);
-      if (stop <= row_end && seq_len > 0) {
-        SPECMETA_UNROLL
-        for (uint32_t j = 0; j < kInFlight; ++j) {
-          page[j] = 0;
-          if (at + j * lanes < stop) page[j] = load(to_tensor(ids + at + j * lanes));
-        }
+      uint32_t stop = min32(i + kInFlight * lanes, run.end);
+      RowPages row = tile[r];
+      if (stop <= static_cast<uint32_t>(row.page_end) && row.seq_len > 0) {
+        move_pages(cta, window, at, stop, [&](uint32_t k) { return load(to_tensor(row.ids + k)); });
       } else {
-        SPECMETA_UNROLL
-        for (uint32_t j = 0; j < kInFlight; ++j) {
-          const uint32_t k = at + j * lanes;
-          const uint32_t end = min32(i + (j + 1) * lanes, stop);
-          page[j] = out_.pad_page;
-          if (row_end >= end) {
-            if (seq_len > 0 && k < end) page[j] = load(to_tensor(ids + k));
-            continue;
-          }
-          const int32_t* own_ids = ids;
-          int32_t own_len = seq_len;
-          SPECMETA_NO_UNROLL
-          do {
-            ++r;
-            ids = tile[r].ids;
-            seq_len = tile[r].seq_len;
-            if (k >= row_end) {
-              own_ids = ids;
-              own_len = seq_len;
-            }
-            row_end = static_cast<uint32_t>(tile[r].page_end);
-          } while (row_end < end);
-          if (own_len > 0 && k < end) page[j] = load(to_tensor(own_ids + k));
+        if (r + many < window.num_rows && static_cast<uint32_t>(tile[r + many].page_begin) < stop) {
+          // So many rows that each thread had better search for its own: one strip.
+          stop = min32(i + lanes, stop);
+          if (at < stop) r = find_owner(window.num_rows, static_cast<int32_t>(at), page_begin);
+          row = tile[r];
         }
-      }
-      int32_t all_bits = 0;  // negative where an id is
-      SPECMETA_UNROLL
-      for (uint32_t j = 0; j < kInFlight; ++j) {
-        if (at + j * lanes < stop) store(out_.kv_indices + at + j * lanes, page[j]);
-        all_bits |= page[j];
-      }
-      if (all_bits < 0) {
-        SPECMETA_NO_UNROLL
-        for (uint32_t k = at; k < stop; k += lanes) replace_page(cta, window, k);
+        move_pages(cta, window, at, stop, [&](uint32_t k) {  // each thread passes from row to row
+          SPECMETA_NO_UNROLL
+          while (k >= static_cast<uint32_t>(row.page_end)) row = tile[++r];
+          return row.seq_len > 0 ? load(to_tensor(row.ids + k)) : out_.pad_page;
+        });
+        r = cta.find_owner(window.num_rows, static_cast<int32_t>(min32(stop, run.end - 1)), page_begin);
       }
       i = stop;
     }
+  }
+
+  // The places at, at + lanes(), ... before `stop`, of which load_one() gives the ids. NOTE: first all loads, then all
+  // stores: a compiler keeps their order.
+  template <class Cta, class Load>
+  SPECMETA_HD void move_pages(Cta& cta, const Window& window, uint32_t at, uint32_t stop, Load load_one) const {
+    const auto lanes = static_cast<uint32_t>(cta.lanes());
+    int32_t page[kInFlight];
+    int32_t all_bits = 0;  // negative where an id is
+    SPECMETA_UNROLL
+    for (uint32_t j = 0; j < kInFlight; ++j) {
+      page[j] = 0;
+      if (at + j * lanes < stop) page[j] = load_one(at + j * lanes);
+    }
+    SPECMETA_UNROLL
+    for (uint32_t j = 0; j < kInFlight; ++j) {
+      if (at + j * lanes < stop) store(out_.kv_indices + at + j * lanes, page[j]);
+      all_bits |= page[j];
+    }
+    if (all_bits >= 0) return;
+    SPECMETA_NO_UNROLL
+    for (uint32_t k = at; k < stop; k += lanes) replace_page(cta, window, k);
   }
 
   // The rows of block_table in `rows` (at row b, rows[b - first]), in parts of a row, shared among the threads; of many

@@ -6,17 +6,21 @@
 
 namespace specmeta {
 
+// What whoever writes a row's pages reads of it, at once.
+struct alignas(16) RowPages {
+  int32_t page_end = 0;          // behind its places in kv_indices
+  int32_t seq_len = 0;           // 0: empty
+  const int32_t* ids = nullptr;  // kv_indices[i] is ids[i]
+};
+
 // What there is to know of a row: one sector of memory.
-struct alignas(32) LayoutRow {
+struct alignas(32) LayoutRow : RowPages {
   static constexpr bool kIsRepeatable = true;
 
   int32_t token_begin = 0;
   int32_t origin = 0;      // token t stands at cache index t + origin
   int32_t own = 0;         // the operation's: of advance, what positions move by; of stage, the slot
   int32_t page_begin = 0;  // its places in kv_indices, where that is written; a padded row has one
-  int32_t page_end = 0;
-  int32_t seq_len = 0;           // 0: empty
-  const int32_t* ids = nullptr;  // kv_indices[i] is ids[i]
 
   SPECMETA_HD int32_t token_end() const { return seq_len - origin; }
 };

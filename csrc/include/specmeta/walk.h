@@ -214,8 +214,9 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
 // fn(i) for begin <= i < end, shared among all threads of all Ctas.
 template <class Cta, class Fn>
 SPECMETA_HD void for_all(Cta& cta, int32_t begin, int32_t end, Fn fn) {
+  if (begin >= end) return;
   const uint32_t step = cta.num_blocks() * cta.size();  // far below 2^31, so that no sum here wraps
-  const auto stop = static_cast<uint32_t>(max32(end, 0));
+  const auto stop = static_cast<uint32_t>(end);
   SPECMETA_NO_UNROLL
   for (uint32_t i = static_cast<uint32_t>(begin) + cta.block() * cta.size() + cta.rank(); i < stop; i += step) {
     fn(static_cast<int32_t>(i));
