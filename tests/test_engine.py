@@ -580,6 +580,8 @@ def test_bad_requests(world: World) -> None:
         (["a", "b"], {}, "prompt: expected a string or token ids, got 'a' among them"),
         (None, {}, "prompt: expected a string or token ids, got None"),
         (3, {}, "prompt: expected a string or token ids, got 3"),
+        (torch.tensor(3), {}, r"prompt: expected a string or token ids, got tensor\(3\)"),
+        ([torch.tensor(3)], {}, r"prompt: expected .*, got tensor\(3\) among them"),
         (b"ab", {}, "prompt: expected a string or token ids, got b'ab'"),
     ):
         with pytest.raises(RequestError, match=message):
@@ -659,6 +661,8 @@ def test_bad_settings(world: World) -> None:
         ({"max_rows": "4"}, "max_rows: expected an integer, got '4'"),
         ({"max_tokens": 8.0}, "max_tokens: expected an integer, got 8.0"),
         ({"prompt_chunk": None}, "prompt_chunk: expected an integer, got None"),
+        ({"max_rows": None}, "max_rows: expected an integer, got None"),
+        ({"num_drafts": None}, "num_drafts: expected an integer, got None"),
         ({"max_seq_len": 0}, "max_seq_len: expected at least 1, got 0"),
         ({"draft_page_size": 0}, "draft_page_size: expected at least 1, got 0"),
         ({"draft_num_pages": 1}, "draft_num_pages: expected at least 2, got 1"),

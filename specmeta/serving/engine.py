@@ -17,13 +17,13 @@ Example
 
 from __future__ import annotations
 
-import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specmeta._integers import to_integer
 from specmeta.batch import BatchMetadata
 from specmeta.models import Model, check_model
 from specmeta.serving.one_model import OneModelStep
@@ -153,11 +153,14 @@ class Engine:
             if two_model:
                 raise ValueError("two_model: expected False beside a draft, got True")
         # The scheduler checks the others.
-        for name, value, least in (
+        for name, number, least in (
             ("max_rows", max_rows, 1),
             ("num_drafts", num_drafts, 0),
             ("page_size", page_size, 1),
             ("num_pages", num_pages, 2),
+        ):
+            check_integer(name, number, least)
+        for name, value, least in (
             ("draft_page_size", draft_page_size, 1),
             ("draft_num_pages", draft_num_pages, 2),
             ("max_seq_len", max_seq_len, 1),
@@ -484,16 +487,15 @@ def encode(model: Model, prompt: str | Sequence[int], *, raw: bool = False) -> l
 
 def _read_ids(prompt: Any) -> list[int]:
     expected = "prompt: expected a string or token ids"
-    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+    listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor, an array
+    if not isinstance(listed, Iterable) or isinstance(listed, bytes):
         raise RequestError(f"{expected}, got {prompt!r}")
     ids = []
-    for token in prompt:
-        try:
-            ids.append(operator.index(token))
-        except TypeError as error:
-            raise RequestError(f"{expected}, got {token!r} among them") from error
-        if isinstance(token, bool):
+    for token in listed:
+        integer = to_integer(token)
+        if integer is None:
             raise RequestError(f"{expected}, got {token!r} among them")
+        ids.append(integer)
     return ids
 
 
