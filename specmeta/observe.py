@@ -189,8 +189,10 @@ def captured() -> Iterator[CapturedCalls]:
     """Keep the calls of a CUDA graph that is captured inside.
 
     Call :meth:`CapturedCalls.replayed` after each replay. They are none where nobody observes.
+    Waits until the calls made before have been shown.
     """
     global _capturing
+    _wait()  # a capture doesn't stand another thread that waits for the GPU
     calls = CapturedCalls()
     _capturing = calls
     try:

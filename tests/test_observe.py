@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -227,6 +228,21 @@ def test_a_captured_cuda_graph(device: str) -> None:
         for _ in range(3):
             graph.replay()
     assert [int(call.after["seq_lens"]) for call in observer.calls] == [35, 37, 39]
+
+
+def test_a_capture_waits_for_the_observers() -> None:
+    """Their thread waits for the GPU, which would break the capture."""
+    with seen() as observer:
+        show = observer.called
+
+        def slowly(call: Call) -> None:
+            time.sleep(0.2)
+            show(call)
+
+        observer.called = slowly  # type: ignore[method-assign]
+        specmeta.advance(None, lens(3), page_size=4)
+        with observe.captured():
+            assert len(observer.calls) == 1
 
 
 def run(program: str) -> None:
