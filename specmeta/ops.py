@@ -8,7 +8,8 @@ row. Two-dimensional tensors may be slices with any row stride; all others are c
 
 A wrong *value* is never obeyed and is reported in ``status``; a wrong *tensor* (dtype, shape,
 device, layout, shared memory) raises ``RuntimeError`` with the argument, what was expected and what
-came, before anything is written. The rules are those of ``docs/contract.md``.
+came, before anything is written. A bool, a tensor or an array is no integer, not even of one
+element: it would be read back, and frozen by capture. The rules are those of ``docs/contract.md``.
 
 The operators take the arguments of these functions in another order: give them by name. One
 differs: an operator has a type for each argument, so an integer ``num_rows`` is ``num_rows_int``
