@@ -130,9 +130,6 @@ class Source:
 
     # --- Arguments
 
-    def add(self, name: str, tensor: Tensor) -> None:
-        self.call[name] = tensor
-
     def add_output(self, name: str, *shape: int, either: bool = False) -> None:
         if self.given():
             self.call[name] = self.output(*shape, either=either)
@@ -158,15 +155,11 @@ class Source:
                     wanted.append(rng.choice((*WILD64, self.slots, self.slots + 1)))
                 else:
                     wanted.append(free.pop())
-            # A wild value can be a slot by accident, and would then stand there twice.
-            wild = [s for s in wanted if 0 <= s < self.slots]
-            if not self._repeated_slots and len(set(wild)) < len(wild):
-                wanted = [-1] * self.rows
             row_to_slot = self.tensor(wanted, either=True)
             self.slot_of = [s if 0 <= s < self.slots else None for s in row_to_slot.tolist()]
             if not self._repeated_slots:
                 self._forget_twins(row_to_slot)
-            self.add("row_to_slot", row_to_slot)
+            self.call["row_to_slot"] = row_to_slot
         if self.given():
             live = self.value(self.rows, self.rows, WILD32)
             if self.chance(0.3):
@@ -176,10 +169,10 @@ class Source:
         if self.given():
             words = self.slots + 1 if self.by_slot else self.rows
             sticky = [self.value(0, 0, (1, 5, 64, -8)) for _ in range(words)]
-            self.add("status", self.tensor(sticky))
+            self.call["status"] = self.tensor(sticky)
 
     def _forget_twins(self, row_to_slot: Tensor) -> None:
-        """Saturating a wild value to int32 may have made a slot of it: keep each slot once."""
+        """A wild value can be a slot by accident, or saturated to int32: keep each slot once."""
         seen: set[int] = set()
         for b, s in enumerate(row_to_slot.tolist()):
             if s in seen and 0 <= s < self.slots:
@@ -204,20 +197,20 @@ class Source:
             for n in counts:
                 stale = [page(0.5) for _ in range(width)]
                 rows.append(([page(0) for _ in range(n)] + [-1] + stale)[:width])
-            self.add("page_table", self.table(rows, width))
+            self.call["page_table"] = self.table(rows, width)
         elif self.allocation == "counted":
             rows = [[page(2 * self.noise) for _ in range(width)] for _ in counts]
-            self.add("page_table", self.table(rows, width))
+            self.call["page_table"] = self.table(rows, width)
             told = [n if self.chance(1 - self.noise) else self.value(0, width) for n in counts]
-            self.add("num_pages", self.tensor(told))
+            self.call["num_pages"] = self.tensor(told)
         elif self.allocation == "ragged":
             first = rng.randint(0, 2)
             indptr = [first + sum(counts[:s]) for s in range(self.slots + 1)]
             size = indptr[-1] + rng.randint(0, 2)
             if self.slots > 0 and self.chance(4 * self.noise):
                 indptr[rng.randint(0, self.slots)] = self.value(0, size)
-            self.add("alloc_pages", self.tensor([page(2 * self.noise) for _ in range(size)]))
-            self.add("alloc_indptr", self.tensor(indptr))
+            self.call["alloc_pages"] = self.tensor([page(2 * self.noise) for _ in range(size)])
+            self.call["alloc_indptr"] = self.tensor(indptr)
             self.most_pages = max(self.most_pages, size)
 
         limit = INT32_MAX
@@ -252,7 +245,7 @@ class Source:
                 cu[rng.randint(0, self.rows)] = self.value(0, self.num_tokens)
             elif self.chance(self.noise):
                 self.num_tokens = rng.randint(0, self.num_tokens)
-            self.add("cu_seqlens_q", self.tensor(cu))
+            self.call["cu_seqlens_q"] = self.tensor(cu)
 
     def add_layout(self) -> None:
         """Padding values and the outputs that follow from the lengths, but for `slot_mapping`."""
@@ -260,12 +253,12 @@ class Source:
         for name in BY_ROW_OUTPUTS:
             self.add_output(name, self.rows, either=name == "padded_seq_lens")
         if self.given():
-            self.add("use_initial_states", poisoned(self.rows, dtype=torch.bool))
+            self.call["use_initial_states"] = poisoned(self.rows, dtype=torch.bool)
         self.add_output("kv_indptr", self.rows + 1)
         if self.block_width is not None:
-            self.add("block_table", self.output(self.rows, self.block_width))
+            self.call["block_table"] = self.output(self.rows, self.block_width)
         if self.given() and self.allocation != "none" and self.chance(0.7):
-            self.add("kv_indices", self.output(self.kv_capacity()))
+            self.call["kv_indices"] = self.output(self.kv_capacity())
 
     def add_padding(self) -> None:
         if self.given():
@@ -282,7 +275,7 @@ class Source:
 
     def add_slot_mapping(self) -> None:
         if self.given() and self.allocation != "none":
-            self.add("slot_mapping", self.slots_of_tokens())
+            self.call["slot_mapping"] = self.slots_of_tokens()
 
     def slots_of_tokens(self) -> Tensor:
         """T, or more; where no other tensor is by token, this is T."""
@@ -561,7 +554,7 @@ def keep_last_calls(draw: Callable[[Any], Any]) -> Call:
     source.add_output("query_lens", rows)
     source.add_output("cached_lens", rows)
     if source.given():
-        source.add("use_initial_states", poisoned(rows, dtype=torch.bool))
+        source.call["use_initial_states"] = poisoned(rows, dtype=torch.bool)
     return call
 
 
