@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,20 +74,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     where, floor = report.describe(device), runner.floor()
     print(report.label(where))
     results: list[Result] = []
+    failures: list[str] = []
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"results-{device.type}.json"
     with torch.no_grad(), tqdm(planned, unit="size", disable=None) as bar:
         for operation in chosen:
             runner.check(operation)
         for operation, sweep, work in bar:
-            bar.set_description(f"{operation.name}, {sweep}, {work.name}")
-            results.extend(runner.run(operation, sweep, work))
+            label = f"{operation.name}, {sweep}, {work.name}"
+            bar.set_description(label)
+            try:
+                results.extend(runner.run(operation, sweep, work))
+            except Exception as error:  # the other sizes are worth having
+                failures.append(f"{label}: {type(error).__name__}: {error}")
             # Each time, so that a run that is cut short leaves what it has.
             path.write_text(json.dumps(report.to_json(where, floor, results), indent=1) + "\n")
     report.print_results(where, floor, results)
     for written in [path, *report.plot(where, results, args.out)]:
         print(written)
-    return 0
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -133,6 +133,21 @@ def test_run_writes_what_is_documented(
     assert not [key for key in (*content, *content["results"][0]) if f"`{key}`" not in docs]
 
 
+def test_a_failure_leaves_the_other_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def time_nothing(self: Runner, operation: Operation, sweep: str, work: Work) -> Any:
+        yield Result(operation.name, sweep, work, "ours", "eager", Timing(1.0, 1.0, 1))
+        assert work != HEADLINE, "not what ours leaves"
+
+    monkeypatch.setattr(Runner, "run", time_nothing)
+    assert command.main(["advance", "--sweep", "headline", "--out", str(tmp_path)]) == 1
+    message = "advance, headline, 256 rows: AssertionError: not what ours leaves"
+    assert capsys.readouterr().err.startswith(message)
+    content = json.loads((tmp_path / "results-cpu.json").read_text())
+    assert [line["work"]["name"] for line in content["results"]] == ["256 rows", "1 row"]
+
+
 def test_headline() -> None:
     def line(work: Work, implementation: str, median: float) -> Result:
         warm = Timing(median, median, 1)

@@ -17,6 +17,7 @@ from bench import bench_repack
 from bench.gpu_check import __main__ as command
 from bench.gpu_check import drive, outputs, targets
 from bench.gpu_check.run import Finding, Output, Part, run_part
+from specmeta.models import OLDEST_TRANSFORMERS
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,6 +46,7 @@ PARTS = [
     [
         Part("no_tool", "a tool", ("no-such-tool", "--version"), 30.0, is_test=True),
         python("no_module", "", modules=("no_such_module",), is_test=True),
+        python("old_module", "", modules=("torch>=2.9", "torch>=999.0"), is_test=True),
         python("no_import", "import no_such_module", is_test=True),
         python("refusing", "print('not here')", read=refuse, is_test=True),
         python("unreadable", "", read=outputs.read_bench),
@@ -60,7 +62,7 @@ def run_check(
     folder.mkdir()
     for name in (*outputs_of_parts(), "plot.png"):
         (folder / name).write_text("{}")
-    status = command.check(build, stages, out, {"device": "none"}, folder, budget=60.0)
+    status = command.check(build, stages, out, {"device": "none"}, folder, began=time.monotonic())
     assert {path.name for path in out.iterdir()} <= {
         "summary.json", "summary.md", "log.txt", *outputs_of_parts()
     }  # fmt: skip
@@ -87,6 +89,7 @@ def test_every_end_of_a_part(tmp_path: Path) -> None:
         "hanging": "failed",
         "no_tool": "missing",
         "no_module": "missing",
+        "old_module": "missing",
         "no_import": "missing",
         "refusing": "missing",
         "no_time": "skipped",
@@ -96,6 +99,8 @@ def test_every_end_of_a_part(tmp_path: Path) -> None:
         "hanging": "past its limit of 1 s",
         "no_tool": "no-such-tool is missing",
         "no_module": "the package no_such_module is missing",
+        "old_module": "the package torch is too old: expected 999.0 or later, got "
+        + torch.__version__,
         "no_import": "the package no_such_module is missing",
         "refusing": f"{sys.executable} refuses: not here",
         "no_time": "no time",
@@ -111,7 +116,7 @@ def test_every_end_of_a_part(tmp_path: Path) -> None:
 
 
 def test_no_test_fails(tmp_path: Path) -> None:
-    stages = [[part] for part in (PARTS[0][0], *PARTS[1][:3])]
+    stages = [[part] for part in (PARTS[0][0], *PARTS[1][:4])]
     stages.append([python("a measurement", "raise SystemExit(3)")])
     assert run_check(tmp_path, BUILD, stages)[0] == 0
 
@@ -122,6 +127,16 @@ def test_without_a_build_nothing_runs(tmp_path: Path) -> None:
     assert status == 1
     assert [part["status"] for part in content["parts"]] == ["failed"]
     assert "| build | build | failed |" in markdown
+
+
+def test_what_came_before_counts(tmp_path: Path) -> None:
+    """To import torch and wake the GPU may take long: no part has that time any more."""
+    (tmp_path / "scratch").mkdir()
+    began = time.monotonic() - command.BUDGET + 5
+    arguments = ([], tmp_path / "out", {"device": "none"}, tmp_path / "scratch")
+    assert command.check(python("build", ""), *arguments, began=began) == 1
+    (part,) = json.loads((tmp_path / "out" / "summary.json").read_text())["parts"]
+    assert part["reason"] == "no time"
 
 
 def test_an_output_that_cannot_be_read(tmp_path: Path) -> None:
@@ -161,6 +176,7 @@ def test_the_plan(tmp_path: Path) -> None:
         for word in part.command:
             if word.startswith("tests/"):
                 assert (ROOT / word).exists(), word
+    assert f"transformers>={OLDEST_TRANSFORMERS}" == command.TRANSFORMERS
     timed = {"bench", "targets", "profile", "ncu"}
     assert all(len(stage) == 1 for stage in stages if timed & {part.name for part in stage})
 
