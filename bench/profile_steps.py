@@ -251,7 +251,8 @@ def _calls(device: torch.device) -> Iterator[tuple[str, Step]]:
     runner = Runner(device, seconds=0, budget=0, with_compile=False)
     (work, *_) = SWEEPS["works"]
     for operation in OPERATIONS.values():
-        size = work if work in operation.sweeps.get("works", []) else operation.sweeps["pages"][0]
+        sweeps = operation.sweeps
+        size = work if work in sweeps.get("works", []) else next(iter(sweeps.values()))[0]
         case = operation.make_case(size, device)
         for name, make in runner.implementations(operation).items():
             arguments = case.fresh()

@@ -269,3 +269,12 @@ def test_profile_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "A CPU run has no kernels" in capsys.readouterr().out
     content = json.loads((tmp_path / "profile-cpu.json").read_text())
     assert (content["tool"], content["lines"]) == ("torch", [])
+
+
+def test_profile_of_this_machine(tmp_path: Path) -> None:
+    """The whole of what bench/profile.sh does without nsys."""
+    assert profile_steps.main(["torch", "--out", str(tmp_path)]) == 0
+    lines = json.loads((tmp_path / "profile-cpu.json").read_text())["lines"]
+    counts = {line["range"]: line["operators"] for line in lines}
+    assert counts["serving step"] > 4
+    assert all(counts[f"{operation} ours, eager"] == 1 for operation in OPERATIONS)
