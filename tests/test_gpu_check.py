@@ -15,7 +15,7 @@ import torch
 
 from bench import bench_repack
 from bench.gpu_check import __main__ as command
-from bench.gpu_check import drive, outputs, targets
+from bench.gpu_check import drive, outputs, summary, targets
 from bench.gpu_check.run import Finding, Output, Part, run_part
 from specmeta.models import OLDEST_TRANSFORMERS
 
@@ -41,7 +41,7 @@ PARTS = [
             is_test=True,
         ),
         python("failing", "raise SystemExit('a bad | thing')", is_test=True),
-        python("hanging", "import time; time.sleep(60)", limit=1.0),
+        python("hanging", "import time; print('begun'); time.sleep(60)", limit=1.0),
     ],
     [
         Part("no_tool", "a tool", ("no-such-tool", "--version"), 30.0, is_test=True),
@@ -113,6 +113,7 @@ def test_every_end_of_a_part(tmp_path: Path) -> None:
     log = (tmp_path / "out" / "log.txt").read_text()
     assert "##### good.out\nfive\n" in log
     assert "##### good.err\nloud\n" in log
+    assert "##### hanging.out\nbegun\n" in log
 
 
 def test_no_test_fails(tmp_path: Path) -> None:
@@ -177,6 +178,8 @@ def test_the_plan(tmp_path: Path) -> None:
             if word.startswith("tests/"):
                 assert (ROOT / word).exists(), word
     assert f"transformers>={OLDEST_TRANSFORMERS}" == command.TRANSFORMERS
+    # A file of more than 16 MiB may not be brought back; a character has up to three bytes here.
+    assert (1 + len(parts)) * 2 * 3 * summary._LOG_LIMIT < 2**24
     timed = {"bench", "targets", "profile", "ncu"}
     assert all(len(stage) == 1 for stage in stages if timed & {part.name for part in stage})
 

@@ -279,7 +279,8 @@ def plan(folder: Path) -> list[list[Part]]:
         modules=("tqdm",),
     )
     more_tests = [
-        _pytest("models", "tests of models", ("attention", "generate", "compile")),
+        _pytest("models", "tests of models", ("generate",)),
+        _pytest("compile", "tests of attention, of torch.compile", ("attention", "compile")),
         _pytest("serving", "tests of serving", ("sampling", "two_model", "engine")),
         _pytest("adapters", "tests of adapters", ("trtllm", "sglang", "flashinfer")),
         _pytest("tools", "tests of observers, of CuPy's arrays", ("observe", "display", "cupy")),

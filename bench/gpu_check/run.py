@@ -216,7 +216,8 @@ def _execute(part: Part, folder: Path, limit: float) -> tuple[Output, int | None
         process = subprocess.Popen(
             part.command,
             cwd=_ROOT,
-            env={**os.environ, **part.environment},
+            # What a part that is ended has printed must not stay in its buffer.
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **part.environment},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

@@ -14,7 +14,7 @@ from bench.gpu_check.run import Outcome
 KEPT = ("results-cuda.json", "matrix.json", "profile-cuda.json", "ncu.csv", "targets.json")
 """What parts may write that's worth keeping; with log and summaries, at most 8 files."""
 
-_LOG_LIMIT = 2**20  # bytes of each stream of a part
+_LOG_LIMIT = 2**17  # characters of each stream of a part
 
 
 def write(out: Path, where: dict[str, Any], outcomes: Sequence[Outcome], folder: Path) -> str:
