@@ -148,6 +148,11 @@ def test_a_failure_leaves_the_other_sizes(
     assert [line["work"]["name"] for line in content["results"]] == ["256 rows", "1 row"]
 
 
+def test_the_commit_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECMETA_COMMIT", "0123abc")
+    assert report.describe(torch.device("cpu"))["commit"] == "0123abc"
+
+
 def test_headline() -> None:
     def line(work: Work, implementation: str, median: float) -> Result:
         warm = Timing(median, median, 1)
