@@ -260,6 +260,10 @@ def test_pytest_output(tmp_path: Path) -> None:
     assert finding.errors == [
         "FAILED tests/test_a.py::test_y - AssertionError: kv_indices[3] is 1, expected 2"
     ]
+    # torch's profiler writes to the log, too; and pytest of what it wasn't given rightly.
+    logged = "ERROR:2026-01-02 03:04:05 1:1 A.cpp:5] no\nERROR: file or directory not found: a\n"
+    finding = read("== 1 passed in 1.00s ==\n", tmp_path, outputs.read_pytest, stderr=logged)
+    assert finding.errors == ["ERROR: file or directory not found: a"]
     ended = "tests/test_a.py::test_x PASSED [ 1%]\ntests/test_a.py::test_y "
     finding = read(ended, tmp_path, outputs.read_pytest)
     assert finding.figures == {"passed": 1, "ended": "early"}

@@ -35,7 +35,7 @@ _NCU_METRICS = (
 def read_pytest(output: Output) -> Finding:
     """Read what ``pytest -v -ra`` printed: counts, and the lines of what failed."""
     lines = output.stdout.splitlines()
-    errors = [x for x in output.text.splitlines() if re.match(r"(FAILED|ERROR)[: ]", x)]
+    errors = [x for x in output.text.splitlines() if re.match(r"(FAILED|ERROR):? ", x)]
     figures: dict[str, Any] = {}
     ends = [line for line in lines if re.match(r"=+ .* in [\d.]+s", line)]
     if ends:
