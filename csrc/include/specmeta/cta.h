@@ -33,13 +33,13 @@
 //   bool is_last(arrival)                whether all others had arrived before, so that this Cta may replace it; called
 //                                        by every thread, with what arrive() has returned to it
 //   int32_t tile_index()                 its tile, past the last where there is none left
-//   void next_tile()                     takes another one; called by every thread
+//   void next_tile()                     gives it back, whose rows are placed, for another one; called by every thread
 //   int64_t least_share()                less of the work isn't worth a Cta
 //   int64_t sum_before(chain, x)         the sum over earlier tiles, each of which gives its x; called by every thread
 //   void announce(news, x)               one tile tells all later ones
 //   int64_t heed(news)                   what an earlier tile has announced, or will; called by every thread
-//   void finish_tiles(placed)            adds the tiles that it has placed, and waits until all rows are placed: the
-//                                        first thread may read their records then, the others behind the next sync()
+//   void finish_tiles()                  waits until all rows are placed: the first thread may read their records then,
+//                                        the others behind the next sync()
 //   Row* records()                       [B], in the workspace
 #pragma once
 
@@ -71,17 +71,15 @@ struct Window {
   int32_t page = 0, page_end = 0;  // places in kv_indices
 };
 
-// NOTE: without padding, since it may be read in words of any width.
+// NOTE: it may be read in words of any width. So what is written while others read `end` and `next` stands apart, and
+// no part of it remains unwritten.
 struct WalkState {
-  int64_t left_out = 0;  // items of the next row that are another Cta's
-  int64_t taken = 0;     // items of the last row that are this Cta's, beside the row itself
-  Covered all;
-  int32_t placed = 0;             // tiles that this Cta has placed, where the batch is tiled
-  int32_t is_sharing = 0;         // whether all rows are placed, and this Cta has its share of them
-  int32_t next = 0, end_row = 0;  // rows that are still to come: of all, or of this Cta's share
+  int64_t begin = 0, end = 0;  // this Cta's share of all that the rows have, where the batch is tiled; until then empty
+  int32_t next = 0;            // the first row that is still to come: of all, or of this Cta's share
   Window window;
+  Covered all;
+  int32_t padding = 0;
 };
-static_assert(sizeof(WalkState) == 2 * sizeof(int64_t) + 14 * sizeof(int32_t));
 
 // What the threads of a Cta that isn't serial know of it.
 struct GridState {
@@ -148,7 +146,7 @@ class SerialCta {
   int64_t least_share() const { return kLeastShare; }
   int32_t tile_index() const { return 0; }
   void next_tile() const {}
-  void finish_tiles(int32_t) const {}
+  void finish_tiles() const {}
   Row* records() const { return nullptr; }
 
  private:

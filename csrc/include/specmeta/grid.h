@@ -8,8 +8,8 @@ namespace specmeta {
 
 // The workspace, in 64-bit words. All but the records are zero between launches: the last Cta sees to that.
 //
-//   kTickets     upper half: Ctas that have begun; lower half: tiles that have been taken
-//   kTilesDone   tiles whose rows are placed
+//   kTiles       tiles that have been taken, tiles whose rows are placed, and Ctas that have begun, from the lowest bits:
+//                a Cta takes a tile and says that its last one is done by one addition
 //   kCtasDone    Ctas that have left, or have arrived
 //   kNews ..     what was announced, + 1
 //   kRecords ..  the rows, kRecordWords each
@@ -18,7 +18,9 @@ namespace specmeta {
 // So a word has one meaning in launches of any number of rows, as long as all are given the same workspace.
 class WorkspaceLayout {
  public:
-  static constexpr int64_t kTickets = 0, kTilesDone = 1, kCtasDone = 2, kNews = 3, kHeader = kNews + kNumNews;
+  static constexpr int64_t kTiles = 0, kCtasDone = 1, kNews = 2, kHeader = kNews + kNumNews;
+  static constexpr int kDone = 24, kBegun = 48;  // where these begin in kTiles
+  static constexpr uint64_t kMask = (uint64_t{1} << kDone) - 1;
   static constexpr int64_t kRecords = 8, kRecordWords = 4;  // whole sectors
 
   SPECMETA_HD WorkspaceLayout(int32_t rows, int32_t tile_size)
@@ -112,13 +114,11 @@ class GridCta {
     if (is_alone()) return self().grid_state().news[news];
     return self().sum(self().rank() == 0 ? wait(workspace() + WorkspaceLayout::kNews + news) : 0);
   }
-  SPECMETA_HD void finish_tiles(int32_t placed) {
-    uint64_t* const done = workspace() + WorkspaceLayout::kTilesDone;
-    if (self().rank() == 0) {
-      const int32_t num_tiles = layout().num_tiles();
-      if (placed > 0) self().add(done, placed);
-      while (self().acquire(done) < static_cast<uint64_t>(num_tiles)) self().pause();
-    }
+  SPECMETA_HD void finish_tiles() {
+    if (self().rank() != 0) return;
+    const uint64_t* const tiles = workspace() + WorkspaceLayout::kTiles;
+    const auto num_tiles = static_cast<uint64_t>(layout().num_tiles());
+    while ((self().acquire(tiles) >> WorkspaceLayout::kDone & WorkspaceLayout::kMask) < num_tiles) self().pause();
   }
   template <class Row>
   SPECMETA_HD Row* records_as() {
@@ -162,13 +162,15 @@ class GridCta {
   SPECMETA_HD bool is_last_thread() { return self().rank() == self().size() - 1; }
   SPECMETA_HD bool is_alone() { return self().num_blocks() == 1; }
   SPECMETA_HD WorkspaceLayout layout() { return WorkspaceLayout(rows_.batch, self().tile_rows()); }
-  // Draws a tile, and at first this Cta's number. NOTE: both are kept in shared memory, since registers are few.
+  // Draws a tile; at first this Cta's number as well, later it gives back the last one, done. NOTE: both are kept in
+  // shared memory, since registers are few.
   SPECMETA_HD void draw(bool is_first) {
     self().sync();  // grid_state() was read until here, and the records of the last tile are written
     if (self().rank() == 0) {
-      const uint64_t tickets = self().add(workspace() + WorkspaceLayout::kTickets, (uint64_t{is_first} << 32) | 1);
-      if (is_first) self().grid_state().block = static_cast<int32_t>(tickets >> 32);
-      self().grid_state().tile = static_cast<int32_t>(tickets & INT32_MAX);
+      const int field = is_first ? WorkspaceLayout::kBegun : WorkspaceLayout::kDone;
+      const uint64_t drawn = self().add(workspace() + WorkspaceLayout::kTiles, uint64_t{1} << field | 1);
+      if (is_first) self().grid_state().block = static_cast<int32_t>(drawn >> WorkspaceLayout::kBegun);
+      self().grid_state().tile = static_cast<int32_t>(drawn & WorkspaceLayout::kMask);
     }
     self().sync();
   }

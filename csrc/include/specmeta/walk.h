@@ -21,81 +21,6 @@ SPECMETA_HD int32_t count_items(Cta& cta, int32_t n, int64_t x, Item item) {
   return lo;
 }
 
-// A Cta's part of the work of all rows, kept in cta.walk_state(). Everything has a place in one order: a row itself,
-// then its tokens, then its pages; so that neither a long row nor many empty ones fall to one Cta. Called by every
-// thread, once all rows are placed.
-template <class Cta>
-SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
-  using Row = typename Cta::Row;
-  const Row* records = cta.records();
-  WalkState& state = cta.walk_state();
-  if (cta.rank() == 0) {
-    const Row back = load(records + batch - 1);
-    state.all = {load(records).token_begin, back.token_end(), back.page_end};
-  }
-  cta.sync();
-  const Covered all = state.all;
-  const auto item = [&](int32_t b) {
-    const Row row = load(records + b);
-    return int64_t{b} + (row.token_begin - all.token) + row.page_begin;
-  };
-  const int64_t num_items = int64_t{batch} + (all.token_end - all.token) + all.page_end;
-  const int64_t size = max64(((num_items - 1) >> floor_log2(cta.num_blocks())) + 1, cta.least_share());
-  const int64_t begin = cta.block() * size;
-  const int64_t end = min64(begin + size, num_items);
-  if (cta.rank() == 0) state.is_sharing = 1;
-  SPECMETA_NO_UNROLL
-  for (int side = 0; side < 2 && begin < end; ++side) {  // the rows of the first item and of the last one
-    const int64_t x = side == 0 ? begin : end - 1;
-    const int32_t row = count_items(cta, batch, x, item) - 1;
-    if (cta.rank() > 0) continue;
-    const int64_t part = x - item(row);
-    if (side == 0) {
-      state.next = row;
-      state.left_out = part;
-    } else {
-      state.end_row = row + 1;
-      state.taken = part;
-    }
-  }
-  cta.sync();
-}
-
-// Puts the share's next rows into the tile; false: there are none. The first thread finds the window.
-template <class Cta>
-SPECMETA_HD bool next_window(Cta& cta) {
-  WalkState& state = cta.walk_state();
-  const int32_t next = state.next, end_row = state.end_row;
-  if (next >= end_row) return false;
-  typename Cta::Row* tile = cta.tile();
-  const int32_t num_rows = min32(cta.size(), end_row - next);
-  if (cta.rank() < num_rows) tile[cta.rank()] = load(cta.records() + next + cta.rank());
-  cta.sync();
-  if (cta.rank() > 0) return true;
-
-  const auto& front = tile[0];
-  const auto& back = tile[num_rows - 1];
-  Window window;
-  window.first = next;
-  window.num_rows = num_rows;
-  window.first_own = state.left_out > 0;
-  const int64_t left_out = max64(state.left_out - 1, 0);
-  const auto tokens = static_cast<int32_t>(min64(left_out, front.token_end() - front.token_begin));
-  window.token = front.token_begin + tokens;
-  window.page = front.page_begin + static_cast<int32_t>(left_out - tokens);
-  window.token_end = back.token_end();
-  window.page_end = back.page_end;
-  if (next + num_rows == end_row) {
-    const auto taken = static_cast<int32_t>(min64(state.taken, back.token_end() - back.token_begin));
-    window.token_end = back.token_begin + taken;
-    window.page_end = static_cast<int32_t>(min64(window.page_end, back.page_begin + (state.taken - taken)));
-  }
-  state.window = window;
-  state.next = next + num_rows;
-  state.left_out = 0;
-  return true;
-}
-
 // The window of all rows of a tile that this Cta has placed.
 template <class Row>
 SPECMETA_HD Window whole_window(const Row* tile, int32_t first, int32_t num_rows) {
@@ -107,6 +32,78 @@ SPECMETA_HD Window whole_window(const Row* tile, int32_t first, int32_t num_rows
   window.page = tile[0].page_begin;
   window.page_end = tile[num_rows - 1].page_end;
   return window;
+}
+
+// Everything that rows have stands in one order: a row itself, then its tokens, then its pages; so that neither a long
+// row nor many empty ones fall to one Cta. The place of row b there.
+template <class Row>
+SPECMETA_HD int64_t item_of(const Row& row, int32_t b, const Covered& all) {
+  return int64_t{b} + (row.token_begin - all.token) + row.page_begin;
+}
+
+// A Cta's share of that order, and its first row, kept in cta.walk_state(). Called by every thread, once all rows are
+// placed.
+template <class Cta>
+SPECMETA_HD void find_share(Cta& cta, int32_t batch) {
+  using Row = typename Cta::Row;
+  const Row* records = cta.records();
+  WalkState& state = cta.walk_state();
+  if (cta.rank() == 0) {
+    const Row back = load(records + batch - 1);
+    state.all = {load(records).token_begin, back.token_end(), back.page_end};
+  }
+  cta.sync();
+  const Covered all = state.all;
+  const int64_t num_items = int64_t{batch} + (all.token_end - all.token) + all.page_end;
+  const int64_t size = max64(((num_items - 1) >> floor_log2(cta.num_blocks())) + 1, cta.least_share());
+  const int64_t begin = cta.block() * size;
+  int32_t next = batch;
+  if (begin < num_items) {
+    next = count_items(cta, batch, begin, [&](int32_t b) { return item_of(load(records + b), b, all); }) - 1;
+  }
+  if (cta.rank() == 0) {
+    state.begin = begin;
+    state.end = begin + size;
+    state.next = next;
+  }
+  cta.sync();
+}
+
+// Puts the share's next rows into the tile; false: there are none. The first thread finds the window.
+template <class Cta>
+SPECMETA_HD bool next_window(Cta& cta, int32_t batch) {
+  WalkState& state = cta.walk_state();
+  const int32_t next = state.next;
+  const int64_t end = state.end;
+  typename Cta::Row* tile = cta.tile();
+  bool is_own = false;
+  if (cta.rank() < batch - next) {
+    const int32_t b = next + cta.rank();
+    tile[cta.rank()] = load(cta.records() + b);
+    is_own = item_of(tile[cta.rank()], b, state.all) < end;
+  }
+  const int32_t num_rows = cta.count(is_own);
+  if (num_rows == 0) return false;
+  cta.sync();
+  if (cta.rank() > 0) return true;
+
+  // What is left out of the first row, and what is taken of the last one, beside the row itself.
+  const auto& front = tile[0];
+  const auto& back = tile[num_rows - 1];
+  const int64_t before = state.begin - item_of(front, next, state.all);
+  const int64_t left_out = max64(before - 1, 0);
+  const int64_t taken = end - item_of(back, next + num_rows - 1, state.all) - 1;
+  Window window = whole_window(tile, next, num_rows);
+  window.first_own = before > 0;
+  const int64_t tokens_out = min64(left_out, front.token_end() - front.token_begin);
+  const int64_t tokens_in = min64(taken, back.token_end() - back.token_begin);
+  window.token += static_cast<int32_t>(tokens_out);
+  window.page += static_cast<int32_t>(left_out - tokens_out);
+  window.token_end = back.token_begin + static_cast<int32_t>(tokens_in);
+  window.page_end = static_cast<int32_t>(min64(window.page_end, back.page_begin + (taken - tokens_in)));
+  state.window = window;
+  state.next = next + num_rows;
+  return true;
 }
 
 // The k-th of at most n parts of [begin, end), of whole sectors; an empty one inside where there are fewer.
@@ -163,7 +160,7 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
   // remembers from turn to turn is in cta.walk_state(), for the same reason: registers are few.
   SPECMETA_NO_UNROLL
   while (true) {
-    if (!state.is_sharing) {
+    if (state.end == 0) {
       // NOTE: it doesn't wrap past the last tile either.
       const uint32_t at = places_all ? state.next : static_cast<uint32_t>(cta.tile_index()) * cta.size();
       if (at < static_cast<uint32_t>(batch)) {
@@ -173,7 +170,6 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
         const auto row = place(first, b);
         if (!places_all) {
           if (has_more && b < batch) store(cta.records() + b, row);
-          if (cta.rank() == 0) ++state.placed;
           cta.next_tile();
           continue;
         }
@@ -190,11 +186,11 @@ SPECMETA_HD Covered walk(Cta& cta, int32_t batch, bool has_more, Place place, Fi
         }
       } else {
         if (places_all || !has_more || batch == 0) break;
-        cta.finish_tiles(state.placed);
+        cta.finish_tiles();
         find_share(cta, batch);
         continue;
       }
-    } else if (!next_window(cta)) {
+    } else if (!next_window(cta, batch)) {
       break;
     }
     cta.sync();
