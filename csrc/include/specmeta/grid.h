@@ -8,8 +8,8 @@ namespace specmeta {
 
 // The workspace, in 64-bit words. All but the records are zero between launches: the last Cta sees to that.
 //
-//   kTiles       from the lowest bits: tiles that have been taken, tiles whose rows are placed, Ctas that have begun. So
-//                a Cta takes a tile, and says that its last one is done, by one addition
+//   kTiles       from the lowest bits: tiles that have been taken, tiles whose rows are placed, Ctas that have begun.
+//                A Cta takes a tile, and says that its last one is done, by one addition
 //   kCtasDone    Ctas that have left, or have arrived
 //   kNews ..     what was announced, + 1
 //   kRecords ..  the rows, kRecordWords each
