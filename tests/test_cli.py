@@ -560,17 +560,6 @@ def test_a_missing_package_is_one_line(
     assert capsys.readouterr().err == expected
 
 
-def test_old_transformers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specmeta.models.transformers.__version__", "5.19.0")
-    plain = tmp_path / "plain"
-    shutil.copytree(folder, plain, ignore=shutil.ignore_patterns("draft"))
-    models.load(str(plain))
-    with pytest.raises(models.ModelError, match=r"^transformers: expected 5\.24 .*, got 5\.19\.0"):
-        models.load(str(folder))
-    pins = (Path(__file__).parent.parent / "pyproject.toml").read_text()
-    assert f'"transformers>={models.OLDEST_TRANSFORMERS},' in pins
-
-
 def test_arguments_of_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     for arguments, message in (

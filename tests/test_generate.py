@@ -96,7 +96,7 @@ def test_equals_generate_batch(tiny: models.Model, lucky: models.Model) -> None:
                 max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
             ),
             continuous_batching_config=ContinuousBatchingConfig(
-                page_size=16, num_blocks=32, max_batch_tokens=64, max_memory_percent=0.1
+                num_blocks=32, max_batch_tokens=64, max_memory_percent=0.1
             ),
             warmup=False,
         )

@@ -18,7 +18,6 @@ from bench.gpu_check import outputs, summary
 from bench.gpu_check.run import Finding, Outcome, Output, Part, run_stages
 
 BUDGET = 465.0  # seconds, for all
-TRANSFORMERS = "transformers>=5.24"  # an older one takes no draft head
 SANITIZERS = {
     # Which of CUDA's calls torch tries in vain is no concern of ours.
     "memcheck": ("--report-api-errors", "no"),
@@ -238,7 +237,7 @@ def plan(folder: Path) -> list[list[Part]]:
         limit=140,
         read=outputs.read_matrix,
         is_test=True,
-        modules=(TRANSFORMERS, "safetensors", "rich"),
+        modules=("transformers", "safetensors", "rich"),
     )
     benches = Part(
         "bench",
@@ -261,7 +260,7 @@ def plan(folder: Path) -> list[list[Part]]:
         ("bash", "bench/profile.sh", out),
         limit=75,
         read=outputs.read_profile,
-        modules=(TRANSFORMERS, "safetensors", "tqdm"),
+        modules=("transformers", "safetensors", "tqdm"),
         environment={"PYTHON": _PYTHON},
     )
     ncu = Part(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -81,7 +80,7 @@ class Part:
     is_test : bool
         Whether its failure is the whole check's.
     modules : tuple of str
-        Python packages that it needs: ``"NAME"`` or ``"NAME>=VERSION"``.
+        Python packages that it needs.
     environment : Mapping of str to str
         Added to that of this process.
     """
@@ -158,8 +157,8 @@ def run_part(part: Part, folder: Path, *, deadline: float) -> Outcome:
         return Outcome(part.name, part.what, part.is_test, status, **more)
 
     for module in part.modules:
-        if reason := _lack(module):
-            return outcome("missing", reason=reason)
+        if importlib.util.find_spec(module) is None:
+            return outcome("missing", reason=f"the package {module} is missing")
     program = shutil.which(part.command[0])
     if program is None:
         return outcome("missing", reason=f"{part.command[0]} is missing")
@@ -191,22 +190,6 @@ def run_part(part: Part, folder: Path, *, deadline: float) -> Outcome:
         figures=finding.figures,
         errors=(finding.errors or _last_lines(output))[:_SHOWN],
     )
-
-
-def _lack(requirement: str) -> str:
-    """Say why a package, ``"NAME"`` or ``"NAME>=VERSION"``, can't be used; empty where it can."""
-    name, _, least = requirement.partition(">=")
-    if importlib.util.find_spec(name) is None:
-        return f"the package {name} is missing"
-    if least:
-        version = importlib.metadata.version(name)
-        if _numbers(version) < _numbers(least):
-            return f"the package {name} is too old: expected {least} or later, got {version}"
-    return ""
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _execute(part: Part, folder: Path, limit: float) -> tuple[Output, int | None]:

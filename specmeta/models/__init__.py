@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from packaging.version import Version
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
@@ -35,9 +33,6 @@ DRAFT_FOLDER = "draft"
 # The frequencies of the other kinds depend on how long the text has become, which the host would
 # have to read in every step.
 STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# Asked for the states of some layers only, earlier ones give what comes out of layer i for what
-# goes into it.
-OLDEST_TRANSFORMERS = "5.24"
 
 
 class ModelError(ValueError):
@@ -157,7 +152,6 @@ def load(
     head_folder = own if draft is None else Path(draft)
     head = None
     if draft is not None or own.is_dir():
-        _check_transformers()
         with _reading(f"draft head: {head_folder}"):
             head = Eagle3Head.from_pretrained(
                 head_folder,
@@ -212,14 +206,6 @@ def _check_fit(config: LlamaConfig, head: Eagle3Head) -> None:
             f"{config.vocab_size}, got {int(drafted.min())} .. {int(drafted.max())}"
         )
     _check_rope("the draft head", layer)
-
-
-def _check_transformers() -> None:
-    if Version(transformers.__version__) < Version(OLDEST_TRANSFORMERS):
-        raise ModelError(
-            f"transformers: expected {OLDEST_TRANSFORMERS} or later for a draft head, got "
-            f"{transformers.__version__}, which gives it the states of other layers"
-        )
 
 
 def _load_target(

@@ -313,13 +313,11 @@ class Step(ABC):
         """
         batch, num_tokens = self.batch.first_rows(shape.rows), shape.num_tokens
         batch.stage(num_tokens=num_tokens)
-        # Given a list, transformers keeps the hidden states of these indices alone, each at its
-        # own place of `hidden_states`; the other places hold None.
         output = self.target.model(
             input_ids=batch.input_ids[None, :num_tokens],
             position_ids=batch.position_ids[None, :num_tokens],
             use_cache=False,
-            output_hidden_states=list(aux_ids),
+            output_hidden_states=bool(aux_ids),
             paged=verify_pass(batch, self.target_cache, shape),
         )
         hidden: Tensor = output.last_hidden_state[0]
