@@ -7,6 +7,7 @@ host reads a value back fails the capture: a fake tensor has none, and CUDA refu
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -233,12 +234,18 @@ class _ForbidDirectReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return one stream for all captures: torch reuses memory of a pool on the same one only."""
+    return torch.cuda.Stream(device)
+
+
 def _cuda_graph(step: Callable[[], None], num_rows: Tensor, pool: Any) -> Callable[[], None]:
     """Capture `step` into a CUDA graph, and return what replays it."""
     graph = torch.cuda.CUDAGraph()
     live = num_rows.clone()
     with torch.cuda.device(num_rows.device):
-        stream = torch.cuda.Stream()
+        stream = _capture_stream(num_rows.device)
         try:
             num_rows.zero_()
             stream.wait_stream(torch.cuda.current_stream())

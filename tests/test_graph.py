@@ -54,6 +54,24 @@ def test_replays_read_new_values(device: str) -> None:
     assert total.tolist() == [8]
 
 
+@pytest.mark.parametrize("device", ["cuda"])
+def test_graphs_share_the_memory_of_a_pool(device: str) -> None:
+    live = torch.ones(1, dtype=torch.int32, device=device)
+    total = torch.zeros(2**20, dtype=torch.int64, device=device)
+    pool = torch.cuda.graph_pool_handle()
+
+    def double_plus_one() -> None:
+        total.add_((total + 1) * live)
+
+    first = capture(double_plus_one, num_rows=live, pool=pool)
+    reserved = torch.cuda.memory_reserved()
+    second = capture(double_plus_one, num_rows=live, pool=pool)
+    assert torch.cuda.memory_reserved() == reserved
+    total.zero_()
+    first.replay(), second.replay()
+    assert (total == 3).all()
+
+
 READS: dict[str, Callable[[torch.Tensor], object]] = {
     "item": lambda x: x[0].item(),
     "bool": lambda x: bool(x[0] > 0),
