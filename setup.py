@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,7 @@ class CMakeBuild(build_ext):
             f"-DSPECMETA_PYTHON={sys.executable}",
             f"-DSPECMETA_TORCH={Path(torch.origin).parent}",
             f"-DSPECMETA_CUDA={os.environ.get('SPECMETA_CUDA', 'auto')}",
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]  # fmt: skip
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build), "--target", "install"], check=True)

@@ -1,17 +1,18 @@
-"""Which of nvcc and SPECMETA_CUDA decides what: CMake is configured, nothing is compiled."""
+"""What decides what is built, and how: CMake is configured, nothing is compiled."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from test_cpp import ROOT, _tool
 
 
-def _configure(build: Path, cuda: str, nvcc: Path) -> tuple[int, str]:
-    command = [_tool("cmake"), "-S", str(ROOT), "-B", str(build), "-G", "Ninja"]
+def _configure(build: Path, cuda: str, nvcc: Path, *more: str) -> tuple[int, str]:
+    command = [_tool("cmake"), "-S", str(ROOT), "-B", str(build), "-G", "Ninja", *more]
     command += [f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", f"-DSPECMETA_CUDA={cuda}"]
     environment = os.environ | {"CUDACXX": str(nvcc)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -53,6 +54,37 @@ def test_another_value_is_refused(tmp_path: Path, old_nvcc: Path) -> None:
     code, output = _configure(tmp_path / "build", "2", old_nvcc)
     assert code != 0
     assert "SPECMETA_CUDA is auto, 0 or 1, not 2" in output
+
+
+def test_warnings_end_a_build_only_where_asked_for(tmp_path: Path) -> None:
+    """Another compiler may warn of what this one doesn't."""
+    for name, more in (("theirs", ()), ("ours", ("-DCMAKE_COMPILE_WARNING_AS_ERROR=ON",))):
+        build = tmp_path / name
+        arguments = ("-DSPECMETA_TESTS=ON", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *more)
+        code, output = _configure(build, "0", tmp_path / "nowhere", *arguments)
+        assert code == 0, output
+        commands = (build / "compile_commands.json").read_text()
+        assert commands.count(" -Wall ") > 10
+        assert commands.count(" -Werror ") == (commands.count(" -Wall ") if more else 0)
+
+
+def test_cmake_args_reach_cmake(tmp_path: Path) -> None:
+    cmake = tmp_path / "cmake"
+    cmake.write_text('#!/bin/sh\necho "$@" >> "$0.log"\n')
+    cmake.chmod(0o755)
+    (tmp_path / "ninja").symlink_to(cmake)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    arguments = "-DCMAKE_CUDA_ARCHITECTURES='80;90' -DCMAKE_COMPILE_WARNING_AS_ERROR=ON"
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path / "lib")],
+        cwd=ROOT,
+        env=os.environ | {"PATH": path, "CMAKE_ARGS": arguments},
+        check=True,
+    )
+    configure, build = (tmp_path / "cmake.log").read_text().splitlines()
+    wanted = " -DCMAKE_CUDA_ARCHITECTURES=80;90 -DCMAKE_COMPILE_WARNING_AS_ERROR=ON"
+    assert configure.endswith(wanted)
+    assert build.startswith("--build")
 
 
 def test_torch_2_10_has_what_is_used_of_its_headers() -> None:

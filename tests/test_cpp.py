@@ -38,6 +38,7 @@ def test_cpp(capsys: pytest.CaptureFixture[str]) -> None:
     _run(
         *(cmake, "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja"),
         *(f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DSPECMETA_TESTS=ON", "-DSPECMETA_CUDA=0"),
+        "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON",
     )
     _run(cmake, "--build", str(BUILD), "--parallel", jobs)
     output = _run(ctest, "--test-dir", str(BUILD), "--output-on-failure", "--parallel", jobs)
