@@ -8,7 +8,6 @@ its first run. What one argument asks of another is left to the real kernels.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -76,8 +75,5 @@ def _make(operator: str, arguments: list[_library.Argument]) -> Any:
 
 def register() -> None:
     """Register the fake kernel of every operator."""
-    operators: dict[str, list[_library.Argument]] = defaultdict(list)
-    for argument in _library.schema():
-        operators[argument.operator].append(argument)
-    for operator, arguments in operators.items():
+    for operator, arguments in _library.schema().items():
         torch.library.register_fake(f"specmeta::{operator}", _make(operator, arguments))

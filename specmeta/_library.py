@@ -29,8 +29,8 @@ def _text(function: str) -> str:
     return str(call().decode())
 
 
-def schema() -> list[Argument]:
-    """Return the arguments of all operators in order."""
+def schema() -> dict[str, list[Argument]]:
+    """Return the arguments by operator, in order."""
     return parse(_text("specmeta_schema"))
 
 

@@ -22,10 +22,12 @@ class Argument(NamedTuple):
     high: int
 
 
-def parse(text: str) -> list[Argument]:
-    """Return the arguments of all operators in order."""
-    rows = (line.split("\t") for line in text.splitlines())
-    return [
-        Argument(op, name, kind, req == "1", wr == "1", dtype, shape, default, int(low), int(high))
-        for op, name, kind, req, wr, dtype, shape, default, low, high in rows
-    ]
+def parse(text: str) -> dict[str, list[Argument]]:
+    """Return the arguments by operator, in order."""
+    operators: dict[str, list[Argument]] = {}
+    for line in text.splitlines():
+        op, name, kind, req, wr, dtype, shape, default, low, high = line.split("\t")
+        flags, limits = (req == "1", wr == "1"), (int(low), int(high))
+        argument = Argument(op, name, kind, *flags, dtype, shape, default, *limits)
+        operators.setdefault(op, []).append(argument)
+    return operators

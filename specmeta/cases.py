@@ -111,8 +111,8 @@ def arguments_of(operator: str) -> dict[str, _library.Argument]:
     """
     return {
         argument.name: argument
-        for argument in _library.schema()
-        if argument.operator == operator and argument.name not in ("workspace", "num_rows_int")
+        for argument in _library.schema().get(operator, [])
+        if argument.name not in ("workspace", "num_rows_int")
     }
 
 

@@ -44,9 +44,7 @@ __all__ = [
     "workspace",
 ]
 
-_OPERATIONS: dict[str, list[_schema.Argument]] = {}
-for _argument in _schema.parse(_raw.schema()):
-    _OPERATIONS.setdefault(_argument.operator, []).append(_argument)
+_OPERATIONS = _schema.parse(_raw.schema())
 _INDEX = {operation: index for index, operation in enumerate(_OPERATIONS)}
 
 _CPU, _CUDA_HOST = 1, 3  # DLPack's numbers

@@ -319,12 +319,9 @@ def _drop(observer: Observer) -> None:
 def _tap() -> Any:
     """Put a kernel that copies in front of each; they go when what is returned is destroyed."""
     taps = torch.library.Library("specmeta", "IMPL")
-    by_operator: dict[str, list[_library.Argument]] = {}
-    for argument in _library.schema():
-        by_operator.setdefault(argument.operator, []).append(argument)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        for operator, arguments in by_operator.items():
+        for operator, arguments in _library.schema().items():
             for key in ("CPU", "CUDA"):
                 name = f"specmeta::{operator}"
                 if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):

@@ -34,18 +34,7 @@ _fakes.register()
 
 # No integer has a gradient, so torch's autograd need not look at a call.
 _autograd = torch.library.Library("specmeta", "IMPL")
-for _name in (
-    "advance",
-    "stage",
-    "accept_greedy",
-    "accept_sampled",
-    "count_sampled",
-    "locate_sampled",
-    "keep_last",
-    "draft_lists",
-    "map_slots",
-    "draft_step",
-):
+for _name in _library.schema():
     _autograd.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 # What an operator calls. Dynamo can't trace it and is given the operator itself. Torch takes time
@@ -76,12 +65,10 @@ def _check_types(operator: str, given: dict[str, Any]) -> None:
     """
     if not isinstance(given["num_rows"], Tensor):
         given = given | {"num_rows": None, "num_rows_int": given["num_rows"]}
-    for argument in _library.schema():
+    for argument in _library.schema()[operator]:
         value = given.get(argument.name)
         may_be_none = argument.kind == "tensor" and not argument.required
-        if argument.operator != operator or (
-            value is None and (may_be_none or argument.default == "None")
-        ):
+        if value is None and (may_be_none or argument.default == "None"):
             continue
         got = type(value).__qualname__
         if argument.kind == "tensor":

@@ -13,9 +13,7 @@ from torch import Tensor
 import specmeta
 from specmeta import _library
 
-TABLE: dict[str, list[_library.Argument]] = {}
-for _argument in _library.schema():
-    TABLE.setdefault(_argument.operator, []).append(_argument)
+TABLE = _library.schema()
 OPERATIONS = list(TABLE)
 
 LIBRARY = ctypes.CDLL(specmeta.get_library())

@@ -59,7 +59,7 @@ class Loop:
 def planted(operator: str, wrong: Callable[..., None]) -> Iterator[None]:
     """Have an operator do something else after its own kernel."""
     kernel = torch.library.get_kernel(f"specmeta::{operator}", "CPU")
-    names = [a.name for a in specmeta._library.schema() if a.operator == operator]
+    names = [a.name for a in specmeta._library.schema()[operator]]
 
     def call(keyset: Any, *args: Any) -> None:
         kernel.call_boxed(keyset, *args)

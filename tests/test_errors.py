@@ -16,7 +16,7 @@ import specmeta
 from specmeta import _library, ops
 
 OPERATIONS = list(full_calls.calls())
-SCHEMA = {op: [a for a in _library.schema() if a.operator == op] for op in OPERATIONS}
+SCHEMA = _library.schema()
 DTYPES = {
     "int32": {torch.int32},
     "int64": {torch.int64},

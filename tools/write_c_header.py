@@ -81,10 +81,7 @@ def text() -> str:
     """The header with its operations as the library has them."""
     head, mark, _ = HEADER.read_text().partition(MARK)
     lines = summaries()
-    operations: dict[str, list[_library.Argument]] = {}
-    for argument in _library.schema():
-        operations.setdefault(argument.operator, []).append(argument)
-    written = (operation(name, args, lines[name]) for name, args in operations.items())
+    written = (operation(name, args, lines[name]) for name, args in _library.schema().items())
     return head + mark + "".join(written) + TAIL
 
 
