@@ -321,8 +321,8 @@ class BatchMetadata:
             self.known_lens = ledger.known_lens
             self.num_drafts = ledger.num_drafts
             self.tokens = ledger.tokens
-        if ledger is not None and eagle:
-            self.query_lens = ledger.query_lens
+            if eagle:
+                self.query_lens = ledger.query_lens
         longest = max(rows, max_pages, self.tokens.shape[1] if ledger is None else 0)
         self._uploads = UploadRing(
             _UPLOAD_BUFFERS, max(8 * longest, _UPLOAD_BYTES), device=self.device

@@ -224,9 +224,7 @@ class Engine:
         if self._step.draft_batch is not None:
             self._batches.append(self._step.draft_batch)
         outcome = self._step.outcome
-        self._ring = DownloadRing(
-            depth, outcome.numel() * outcome.element_size(), device=outcome.device
-        )
+        self._ring = DownloadRing(depth, outcome.nbytes, device=outcome.device)
         self._prompt_len = max(prompt_chunk, num_drafts + 1)
         self._max_tokens = settings["max_tokens"]
         self._depth = depth
