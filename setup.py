@@ -31,14 +31,20 @@ class CMakeBuild(build_ext):
                 raise SystemExit(f"specmeta: {tool} is missing: pip install cmake ninja")
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = ROOT / "build" / "cmake"
+        more = os.environ.get("CMAKE_ARGS", "")
+        known = build / "cmake_args.txt"
+        if known.exists() and known.read_text() != more:
+            shutil.rmtree(build)  # CMake would remember what it was told before
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DCMAKE_INSTALL_PREFIX={target}",
             f"-DSPECMETA_PYTHON={sys.executable}",
             f"-DSPECMETA_TORCH={Path(torch.origin).parent}",
             f"-DSPECMETA_CUDA={os.environ.get('SPECMETA_CUDA', 'auto')}",
-            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
+            *shlex.split(more),
         ]  # fmt: skip
+        build.mkdir(parents=True, exist_ok=True)
+        known.write_text(more)
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build), "--target", "install"], check=True)
 

@@ -51,8 +51,11 @@ try:
     )
 except ImportError as error:
     # Where torch is missing there is still specmeta.cupy, and where the library is, `python -m
-    # specmeta doctor` must be able to say so; every other use raises the same error.
+    # specmeta doctor` must be able to say so; every other use raises the error.
     _error = error
+    if error.name == "torch":
+        text = "torch is missing: pip install torch (specmeta.cupy works without)"
+        _error = ImportError(f"specmeta: {text}", name="torch")
 
     def __getattr__(name: str) -> object:
         if name in __all__:

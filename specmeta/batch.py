@@ -678,7 +678,7 @@ class BatchMetadata:
         if self._pads["pad_page"] in new:
             raise ValueError(f"pages: expected no pad_page {self._pads['pad_page']}, got {new}")
         if len({*held, *new}) < len(held) + len(new):
-            raise ValueError(f"pages: expected each once, got {new} behind {held}")
+            raise ValueError(f"pages: expected each once, got {[*held, *new]}")
         return new
 
     def _give_back(self, pages: list[int]) -> None:

@@ -80,11 +80,11 @@ def _run(arguments: list[str]) -> int:
     command = parser.parse_args(arguments[:1]).command
     try:
         module = importlib.import_module(f"specmeta.{COMMANDS[command][0]}")
+        code: int = module.main(arguments[1:])
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         parser.error("torch is missing: pip install torch (specmeta.cupy works without)")
-    code: int = module.main(arguments[1:])
     return code
 
 

@@ -68,23 +68,35 @@ def test_warnings_end_a_build_only_where_asked_for(tmp_path: Path) -> None:
         assert commands.count(" -Werror ") == (commands.count(" -Wall ") if more else 0)
 
 
-def test_cmake_args_reach_cmake(tmp_path: Path) -> None:
+def test_cmake_args_reach_cmake_and_are_not_kept(tmp_path: Path) -> None:
     cmake = tmp_path / "cmake"
     cmake.write_text('#!/bin/sh\necho "$@" >> "$0.log"\n')
     cmake.chmod(0o755)
     (tmp_path / "ninja").symlink_to(cmake)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    arguments = "-DCMAKE_CUDA_ARCHITECTURES='80;90' -DCMAKE_COMPILE_WARNING_AS_ERROR=ON"
-    subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path / "lib")],
-        cwd=ROOT,
-        env=os.environ | {"PATH": path, "CMAKE_ARGS": arguments},
-        check=True,
-    )
-    configure, build = (tmp_path / "cmake.log").read_text().splitlines()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "specmeta"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    cache = tmp_path / "build" / "cmake" / "CMakeCache.txt"
+
+    def build(arguments: str) -> str:
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", "lib"]
+        environment = os.environ | {"PATH": path, "CMAKE_ARGS": arguments}
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+        configure, build = (tmp_path / "cmake.log").read_text().splitlines()[-2:]
+        assert build.startswith("--build")
+        return configure
+
+    build("")
+    cache.touch()
+    assert build("").endswith("-DSPECMETA_CUDA=auto")
+    assert cache.exists()
+    arguments = build("-DCMAKE_CUDA_ARCHITECTURES='80;90' -DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
     wanted = " -DCMAKE_CUDA_ARCHITECTURES=80;90 -DCMAKE_COMPILE_WARNING_AS_ERROR=ON"
-    assert configure.endswith(wanted)
-    assert build.startswith("--build")
+    assert arguments.endswith(wanted)
+    assert not cache.exists(), "what CMake remembers would go into the next build"
+    cache.touch()
+    build("")
+    assert not cache.exists()
 
 
 def test_torch_2_10_has_what_is_used_of_its_headers() -> None:

@@ -3,7 +3,7 @@
 #   tools/check_wheel.sh dist/specmeta-*.whl                  beside the torch of .venv: nothing is downloaded
 #   tools/check_wheel.sh dist/specmeta-*.whl torch==2.10.0    beside another torch, with the tests of the operations
 set -euo pipefail
-wheel=$(realpath "$1")
+wheel=$(realpath "${1:?usage: tools/check_wheel.sh WHEEL [torch==VERSION]}")
 root=$(realpath "$(dirname "$0")/..")
 clean=$(mktemp -d)
 trap 'rm -rf "$clean"' EXIT
