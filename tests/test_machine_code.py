@@ -195,6 +195,38 @@ def test_large_calls(
             assert _is_ready(part, rows)
 
 
+@pytest.mark.parametrize("rows", [1_025, 2_500])
+@pytest.mark.parametrize("operation", ["advance", "stage", "draft_step"])
+def test_shares_of_long_lists(
+    operation: str, rows: int, get_device: GetDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows without pages, with some, and one with more than a block's share; wrong ids in all."""
+    device = get_device("sm_90")
+    monkeypatch.setattr(test_large, "ROWS", rows)
+    call = test_large._call(operation, page_size=3)
+    ledger = ("tokens", "input_ids", "known_lens", "num_drafts", "num_draft_tokens")
+    for name in (*ledger, "page_table", "num_pages", "block_table"):
+        call.pop(name, None)
+    generator = torch.Generator().manual_seed(rows)
+    counts = torch.randint(0, 9, (rows,), generator=generator)
+    counts[call["row_to_slot"][rows // 2]] = 9_000
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32)])
+    ids = torch.randint(0, 10**6, (int(indptr[-1]),), dtype=torch.int32, generator=generator)
+    ids[::97] = -1
+    lens = (3 * counts - 9).clamp(min=0).int()  # no row outgrows its pages
+    if operation == "stage":
+        call["committed_lens"] = lens
+    else:
+        call["seq_lens"] = lens[call["row_to_slot"]]
+    call |= {"alloc_indptr": indptr, "alloc_pages": ids, "kv_indices": torch.zeros_like(ids)}
+    workspace = specmeta.workspace(rows)
+    for schedule in (Schedule(resident=1), Schedule(rows)):
+        device.schedule = schedule
+        _check(device, operation, call, workspace)
+        assert device.works[-1].blocks >= 4
+        assert _is_ready(workspace, rows)
+
+
 @each_architecture
 def test_sums_beyond_32_bits(architecture: str, get_device: GetDevice) -> None:
     """Rows of billions of pages, in a batch of one tile, in one of more, and by blocks."""
