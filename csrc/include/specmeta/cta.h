@@ -80,6 +80,7 @@ struct WalkState {
   Covered all;
   int32_t padding = 0;
 };
+static_assert(sizeof(WalkState) == 2 * sizeof(int64_t) + 12 * sizeof(int32_t));
 
 // What the threads of a Cta that isn't serial know of it.
 struct GridState {
