@@ -42,7 +42,7 @@ def check_integers(
 ) -> list[int]:
     """Return host integers, or raise: nothing may be written before all of them are known good."""
     try:
-        # A tensor or an array may be the sequence.
+        # A tensor or an array may be the sequence: the host reads it, between steps.
         maybe = [to_integer(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]
     except TypeError as error:
         raise ValueError(f"{name}: expected integers, got {values!r}") from error
